@@ -1,0 +1,80 @@
+# Everything runs from .venv, which any target makes when it is missing. Needed: python3 (with venv and pip), make, bash.
+#   PYTHON       the interpreter that makes .venv
+#   CONSTRAINTS  the file of exact versions (Python 3.11); `make CONSTRAINTS= ...` takes the newest ones allowed
+#   TORCH        what pip is asked for as torch, by default the exact version in constraints.txt
+#   ARGS         more arguments for pytest, as in `make test ARGS="-k plan"`
+PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
+TORCH ?= $(shell grep '^torch==' constraints.txt)
+ARGS ?=
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+INSTALLED_DOCS := .venv/.installed-docs
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+CONSTRAIN := $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+
+.PHONY: help
+help:  ## Show the targets (default)
+	@awk -F ':.*## ' '/^[.a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: .venv
+.venv: $(INSTALLED)  ## Make the virtual environment, or bring it up to date
+
+# torch goes first and alone: its exact version decides which build pip takes.
+$(INSTALLED): pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -m venv .venv
+	$(PIP) install $(CONSTRAIN) $(TORCH)
+	$(PIP) install $(CONSTRAIN) -e '.[test,examples]'
+	touch $@
+
+$(INSTALLED_DOCS): $(INSTALLED)
+	$(PIP) install $(CONSTRAIN) -e '.[docs]'
+	touch $@
+
+.PHONY: demo
+demo: $(INSTALLED)  ## Train the example language model on two processes and print the bytes per step
+	$(BIN)/python examples/train_lm.py --demo
+
+.PHONY: test
+test: $(INSTALLED)  ## Run the tests, with the fixed sample of the matrix
+	@echo "Not in this run: matrix (make matrix), cuda (make cuda), network (make network)"
+	$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: matrix
+matrix: $(INSTALLED)  ## Run the full matrix; its log is kept in docs/logs/matrix.log
+	mkdir -p docs/logs
+	$(BIN)/python -m pytest -m matrix $(ARGS) 2>&1 | tee docs/logs/matrix.log
+
+.PHONY: cuda
+cuda: $(INSTALLED)  ## Run the tests that need a CUDA device
+	$(BIN)/python -m pytest -m cuda $(ARGS)
+
+.PHONY: network
+network: $(INSTALLED)  ## Run the tests that need root and network namespaces
+	$(BIN)/python -m pytest -m network $(ARGS)
+
+.PHONY: lint
+lint: $(INSTALLED)  ## Check style, formatting and types
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+
+.PHONY: format
+format: $(INSTALLED)  ## Format the code and apply the safe fixes
+	$(BIN)/python -m ruff check --fix .
+	$(BIN)/python -m ruff format .
+
+.PHONY: docs
+docs: $(INSTALLED_DOCS)  ## Build the documentation site in site/
+	$(BIN)/python -m mkdocs build --strict
+
+.PHONY: clean
+clean:  ## Remove caches and build products; .venv, logs and checkpoints stay
+	rm -rf build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage htmlcov
+	find . -name .venv -prune -o -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

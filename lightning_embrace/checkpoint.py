@@ -1,0 +1,98 @@
+"""Optimizer state between its sharded and its full layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_embrace.comm.base import Communicator
+from lightning_embrace.tables.shard import gather_columns
+from lightning_embrace.tables.table import ShardedTable
+
+
+def gather_optimizer_state(
+    comm: Communicator, tables: list[ShardedTable], optimizer: Optimizer, to_all: bool
+) -> dict[str, Any]:
+    """The optimizer's state dict as DDP would have it: table states [V, D] instead of [V, d]. Collective.
+
+    Args:
+        comm: Carries the exchanges.
+        tables: The sharded tables.
+        optimizer: A torch optimizer.
+        to_all: Every rank gets the whole; else rank 0 alone, and the others keep their shards.
+
+    Returns:
+        The state dict.
+    """
+    state_dict = optimizer.state_dict()
+    state_dict["state"] = dict(state_dict["state"])
+    for number, table in _table_numbers(tables, optimizer).items():
+        if number in state_dict["state"]:
+            state_dict["state"][number] = _whole(comm, table, state_dict["state"][number], to_all)
+    return state_dict
+
+
+def shard_optimizer_state(
+    tables: list[ShardedTable], optimizer: Optimizer, state_dict: dict[str, Any]
+) -> dict[str, Any]:
+    """Cuts this rank's columns out of a full optimizer state dict.
+
+    Args:
+        tables: The sharded tables.
+        optimizer: The optimizer that will load the result.
+        state_dict: A state dict in DDP's layout.
+
+    Returns:
+        A state dict for ``optimizer.load_state_dict``.
+    """
+    states = dict(state_dict["state"])
+    for number, table in _table_numbers(tables, optimizer).items():
+        if number in states:
+            states[number] = {key: _columns_of(table, value) for key, value in states[number].items()}
+    return {**state_dict, "state": states}
+
+
+def restore_optimizer(comm: Communicator, tables: list[ShardedTable], optimizer: Optimizer) -> None:
+    """Replaces an optimizer's table states by whole ones, on every rank. Collective."""
+    for table in tables:
+        if table.parameter in optimizer.state:
+            state = optimizer.state[table.parameter]
+            for key in [k for k, v in state.items() if _is_sharded(table, v)]:
+                full = gather_columns(comm, table, state[key], to_all=True)
+                assert full is not None
+                state[key] = full.to(state[key].device)
+
+
+def _table_numbers(tables: list[ShardedTable], optimizer: Optimizer) -> dict[int, ShardedTable]:
+    """The number under which torch's state dicts keep each table's state."""
+    by_id = {id(t.parameter): t for t in tables}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return {number: by_id[id(p)] for number, p in enumerate(parameters) if id(p) in by_id}
+
+
+def _is_sharded(table: ShardedTable, value: Any) -> bool:
+    return isinstance(value, Tensor) and value.shape == table.parameter.shape
+
+
+def _whole(comm: Communicator, table: ShardedTable, state: dict[str, Any], to_all: bool) -> dict[str, Any]:
+    whole = dict(state)
+    for key in sorted(k for k, v in state.items() if _is_sharded(table, v)):
+        full = gather_columns(comm, table, state[key], to_all)
+        if full is not None:
+            whole[key] = full
+    return whole
+
+
+def _columns_of(table: ShardedTable, value: Any) -> Any:
+    if not isinstance(value, Tensor) or value.shape != (table.rows, table.columns):
+        return value
+    start, stop = table.ranges[table.rank]
+    if value.is_sparse:
+        value = value.coalesce()
+        values = value.values()[:, start:stop].clone()
+        shape = (table.rows, stop - start)
+        return torch.sparse_coo_tensor(value.indices(), values, shape, is_coalesced=True, check_invariants=False)
+    return value[:, start:stop].clone()

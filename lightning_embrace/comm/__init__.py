@@ -1,0 +1,1 @@
+"""Carries what the schedule decides between ranks: collectives, requests, traffic counts and the control channel."""

@@ -1,0 +1,149 @@
+"""Request and serve: a rank looks rows up in other ranks' shards without needing their main threads.
+
+Outside training steps ranks run unequal numbers of batches (uneven predict samplers, a forward on rank 0 only), so no
+collective can carry their look-ups. A thread per rank answers requests on a gloo group of its own. A request carries
+the version of the tables it was made for and is answered once the owner's tables have reached it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lightning_embrace.comm.control import Control
+from lightning_embrace.comm.torch_backend import ExchangeError, wait_for
+from lightning_embrace.comm.traffic import Traffic
+
+# message tags on the group: a request's fixed part, its ids, the rows that answer it
+_REQUEST, _IDS, _ROWS = 1, 2, 3
+# the server's receive is open for as long as the training lasts
+_FOREVER = timedelta(days=365)
+_STOP = -1
+
+
+class _Request(NamedTuple):
+    source: int
+    table: int
+    version: int
+    ids_U: Tensor
+
+
+class RowService:
+    """Serves this rank's columns and asks the others for theirs.
+
+    Args:
+        rank: This process' rank.
+        world_size: Number of ranks, at least two.
+        read: ``read(table, ids_U)`` returns this rank's columns of those rows, [U, d], on the CPU.
+        control: The channel on which ranks report failures.
+        traffic: Counts what is served under ``"served"``.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        read: Callable[[int, Tensor], Tensor],
+        control: Control,
+        traffic: Traffic,
+    ) -> None:
+        self._rank = rank
+        self._world_size = world_size
+        self._read = read
+        self._control = control
+        self._traffic = traffic
+        self._group = dist.new_group(backend="gloo", timeout=_FOREVER)
+        self._version = 0
+        self._waiting: list[_Request] = []
+        self._lock = threading.Lock()  # guards _version and _waiting
+        self._asking = threading.Lock()  # one question at a time: answers carry no number
+        self._thread = threading.Thread(target=self._serve, name="embrace-rows", daemon=True)
+        self._thread.start()
+
+    def advance(self) -> None:
+        """The tables have changed: answers the requests that waited for it. Every rank advances alike."""
+        with self._lock:
+            self._version += 1
+            due = [r for r in self._waiting if r.version <= self._version]
+            self._waiting = [r for r in self._waiting if r.version > self._version]
+        for request in due:
+            self._answer(request)
+
+    def fetch(self, table: int, ids_U: Tensor, widths: Sequence[int], dtype: torch.dtype) -> dict[int, Tensor]:
+        """Asks every rank that owns columns of ``table`` for rows.
+
+        Args:
+            table: The table's index.
+            ids_U: int64 ids on the CPU, valid.
+            widths: Number of columns of each rank.
+            dtype: The table's dtype.
+
+        Returns:
+            By rank, the rows' columns [U, d], without this rank's own.
+
+        Raises:
+            RankFailedError: Another rank failed.
+        """
+        owners = [r for r in range(self._world_size) if r != self._rank and widths[r] > 0]
+        what = f"look-up in table {table} outside a training step"
+        with self._asking:
+            self._control.at(what, self._version)
+            answers = {r: torch.empty(ids_U.numel(), widths[r], dtype=dtype) for r in owners}
+            if ids_U.numel() == 0:
+                return answers
+            header = torch.tensor([table, ids_U.numel(), self._version])
+            try:
+                works = [dist.irecv(answers[r], group=self._group, group_src=r, tag=_ROWS) for r in owners]
+                works += [dist.isend(header, group=self._group, group_dst=r, tag=_REQUEST) for r in owners]
+                works += [dist.isend(ids_U, group=self._group, group_dst=r, tag=_IDS) for r in owners]
+            except RuntimeError as error:
+                raise self._control.wait_for_failure(3.0) or ExchangeError(f"The {what} failed: {error}") from error
+            for work in works:
+                wait_for(work, self._control, what)
+        bytes_out = (header.numel() + ids_U.numel()) * 8 * len(owners)
+        self._traffic.add("served", bytes_out, sum(a.numel() * a.element_size() for a in answers.values()))
+        return answers
+
+    def stop(self) -> None:
+        """Ends the thread. Call it after a barrier: nobody asks any more."""
+        neighbour = (self._rank + 1) % self._world_size
+        dist.send(torch.tensor([_STOP, 0, 0]), group=self._group, group_dst=neighbour, tag=_REQUEST)
+        self._thread.join(timeout=10.0)
+        dist.destroy_process_group(self._group)
+
+    def _serve(self) -> None:
+        try:
+            while True:
+                header = torch.zeros(3, dtype=torch.int64)
+                work = self._group.recv_anysource([header], _REQUEST)
+                work.wait()
+                table, count, version = header.tolist()
+                if table == _STOP:
+                    return
+                source = work._source_rank()
+                ids_U = torch.empty(count, dtype=torch.int64)
+                dist.recv(ids_U, group=self._group, group_src=source, tag=_IDS)
+                request = _Request(source, table, version, ids_U)
+                with self._lock:
+                    early = version > self._version
+                    if early:
+                        self._waiting.append(request)
+                if not early:
+                    self._answer(request)
+        except RuntimeError:
+            # the group broke: a peer ended. The control channel names it; main threads raise at their next exchange
+            return
+        except BaseException as error:
+            self._control.report(error)
+            raise
+
+    def _answer(self, request: _Request) -> None:
+        rows_Ud = self._read(request.table, request.ids_U).contiguous()
+        dist.send(rows_Ud, group=self._group, group_dst=request.source, tag=_ROWS)
+        self._traffic.add("served", rows_Ud.numel() * rows_Ud.element_size(), 0)

@@ -1,0 +1,181 @@
+"""Carries the exchanges with torch.distributed (gloo or NCCL)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lightning_embrace.comm.base import Handle
+from lightning_embrace.comm.control import Control
+from lightning_embrace.comm.traffic import Traffic, ring_bytes
+
+# how long one wait may last before the control channel is asked whether another rank has failed
+_SLICE = timedelta(seconds=0.5)
+# a broken connection is seen before the reason for it has travelled
+_REASON_SECONDS = 3.0
+
+
+class ExchangeError(RuntimeError):
+    """An exchange failed and no rank said why."""
+
+
+class TorchHandle:
+    """Waits for a torch.distributed work item in slices, so that a failed peer is noticed while waiting."""
+
+    def __init__(self, work: Any, result: Tensor, control: Control, what: str) -> None:
+        self._work = work
+        self._result = result
+        self._control = control
+        self._what = what
+
+    def wait(self) -> Tensor:
+        """Blocks until done; see :class:`~lightning_embrace.comm.base.Handle`."""
+        with torch.profiler.record_function(f"embrace: wait {self._what}"):
+            wait_for(self._work, self._control, self._what, on_stream=self._result.is_cuda)
+        return self._result
+
+
+def wait_for(work: Any, control: Control, what: str, *, on_stream: bool = False) -> None:
+    """Waits for ``work``, raising the failure of another rank instead of waiting for ever.
+
+    Args:
+        work: A torch.distributed work item.
+        control: The channel on which ranks report failures.
+        what: The exchange's name, for the error.
+        on_stream: The work belongs to a CUDA stream: ``wait`` then only orders the streams and returns at once.
+
+    Raises:
+        RankFailedError: Another rank failed.
+        ExchangeError: The exchange failed and no rank said why within some seconds.
+    """
+    while True:
+        try:
+            if on_stream:
+                work.wait()
+            else:
+                work.wait(_SLICE)
+            return
+        except RuntimeError as error:
+            if not on_stream and not work.is_completed():
+                control.check()
+                continue
+            failure = control.wait_for_failure(_REASON_SECONDS)
+            if failure is not None:
+                raise failure from error
+            raise ExchangeError(
+                f"The exchange {what!r} failed and no rank reported why: {error}. Look for the first error in the"
+                " other ranks' output."
+            ) from error
+
+
+class TorchCommunicator:
+    """torch.distributed on two process groups of our own, so that nobody else's collectives come between.
+
+    Args:
+        rank: This process' rank.
+        world_size: Number of ranks.
+        device: Where exchanged tensors live.
+        backend: ``"gloo"`` or ``"nccl"``.
+        timeout: How long one exchange may take.
+        control: The channel on which ranks report failures.
+    """
+
+    def __init__(
+        self, rank: int, world_size: int, device: torch.device, backend: str, timeout: timedelta, control: Control
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.device = device
+        self.traffic = Traffic()
+        self.control = control
+        self._step = 0
+        # urgent exchanges (rows and their gradients) must not queue behind large AllReduces
+        self._sparse = dist.new_group(timeout=timeout, backend=backend, pg_options=_group_options(backend, timeout))
+        self._dense = dist.new_group(timeout=timeout, backend=backend)
+
+    def at_step(self, step: int) -> None:
+        """Notes the step, for errors."""
+        self._step = step
+
+    def gather(self, header_H: Tensor, what: str) -> Tensor:
+        """See :class:`~lightning_embrace.comm.base.Communicator`."""
+        header_H = header_H.to(self.device)
+        gathered_NH = header_H.new_empty(self.world_size, header_H.numel())
+        work = self._issue(
+            what, dist.all_gather, list(gathered_NH.unbind(0)), header_H, group=self._sparse, async_op=True
+        )
+        sent = header_H.numel() * header_H.element_size() * (self.world_size - 1)
+        self.traffic.add("header", sent, sent)
+        return TorchHandle(work, gathered_NH, self.control, what).wait().cpu()
+
+    def all_to_all(
+        self, send: Tensor, send_splits: Sequence[int], receive_splits: Sequence[int], kind: str, what: str
+    ) -> Handle:
+        """See :class:`~lightning_embrace.comm.base.Communicator`."""
+        assert send.dim() == 1 and send.is_contiguous() and send.numel() == sum(send_splits)
+        received = send.new_empty(sum(receive_splits))
+        work = self._issue(
+            what,
+            dist.all_to_all_single,
+            received,
+            send,
+            list(receive_splits),
+            list(send_splits),
+            group=self._sparse,
+            async_op=True,
+        )
+        size = send.element_size()
+        self.traffic.add(
+            kind,
+            (sum(send_splits) - send_splits[self.rank]) * size,
+            (sum(receive_splits) - receive_splits[self.rank]) * size,
+        )
+        return TorchHandle(work, received, self.control, what)
+
+    def all_reduce(self, flat: Tensor, kind: str, what: str) -> Handle:
+        """See :class:`~lightning_embrace.comm.base.Communicator`."""
+        work = self._issue(what, dist.all_reduce, flat, group=self._dense, async_op=True)
+        sent = ring_bytes(flat.numel() * flat.element_size(), self.world_size)
+        self.traffic.add(kind, sent, sent)
+        return TorchHandle(work, flat, self.control, what)
+
+    def broadcast(self, flat: Tensor, kind: str, what: str) -> Handle:
+        """See :class:`~lightning_embrace.comm.base.Communicator`."""
+        work = self._issue(what, dist.broadcast, flat, src=0, group=self._dense, async_op=True)
+        size = flat.numel() * flat.element_size()
+        if self.rank == 0:
+            self.traffic.add(kind, size * (self.world_size - 1), 0)
+        else:
+            self.traffic.add(kind, 0, size)
+        return TorchHandle(work, flat, self.control, what)
+
+    def close(self) -> None:
+        """Gives the process groups back. Call it when no exchange is under way on any rank."""
+        if dist.is_initialized():
+            dist.destroy_process_group(self._sparse)
+            dist.destroy_process_group(self._dense)
+
+    def _issue(self, what: str, operation: Any, *args: Any, **kwargs: Any) -> Any:
+        self.control.check()
+        self.control.at(what, self._step)
+        try:
+            return operation(*args, **kwargs)
+        except RuntimeError as error:
+            failure = self.control.wait_for_failure(_REASON_SECONDS)
+            if failure is not None:
+                raise failure from error
+            raise ExchangeError(f"The exchange {what!r} could not be started: {error}") from error
+
+
+def _group_options(backend: str, timeout: timedelta) -> Any:
+    """High-priority CUDA streams for the urgent group; gloo has none."""
+    if backend != "nccl":
+        return None
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options._timeout = timeout
+    return options

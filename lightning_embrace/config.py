@@ -1,0 +1,70 @@
+"""What a user can choose, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal, get_args
+
+import torch
+
+Schedule = Literal["fifo"]
+WireDtype = Literal["bf16", "fp16"]
+StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
+
+_WIRE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class EmbRaceConfig:
+    """The validated arguments of :class:`~lightning_embrace.EmbRaceStrategy`.
+
+    Raises:
+        ValueError: An argument has a value that is not allowed; the message says which are.
+    """
+
+    tables: Literal["auto"] | tuple[str, ...]
+    schedule: Schedule
+    wire_dtype: torch.dtype | None
+    process_group_backend: str | None
+    timeout: timedelta
+    start_method: StartMethod
+
+    @classmethod
+    def checked(
+        cls,
+        tables: str | Sequence[str],
+        schedule: str,
+        wire_dtype: str | None,
+        process_group_backend: str | None,
+        timeout: timedelta,
+        start_method: str,
+    ) -> EmbRaceConfig:
+        """Validates the arguments as a user writes them."""
+        if isinstance(tables, str):
+            if tables != "auto":
+                raise ValueError(
+                    f"EmbRaceStrategy(tables={tables!r}): give 'auto' or a list of patterns, such as [{tables!r}]."
+                )
+        elif not all(isinstance(p, str) and p for p in tables):
+            raise ValueError(f"EmbRaceStrategy(tables={tables!r}): every pattern must be a non-empty string.")
+        _check("schedule", schedule, get_args(Schedule))
+        _check("wire_dtype", wire_dtype, (None, *_WIRE_DTYPES))
+        _check("start_method", start_method, get_args(StartMethod))
+        if not isinstance(timeout, timedelta) or timeout <= timedelta(0):
+            raise ValueError(f"EmbRaceStrategy(timeout={timeout!r}): give a positive datetime.timedelta.")
+        return cls(
+            tables="auto" if isinstance(tables, str) else tuple(tables),
+            schedule=schedule,  # type: ignore[arg-type]
+            wire_dtype=None if wire_dtype is None else _WIRE_DTYPES[wire_dtype],
+            process_group_backend=process_group_backend,
+            timeout=timeout,
+            start_method=start_method,  # type: ignore[arg-type]
+        )
+
+
+def _check(name: str, value: object, allowed: Sequence[object]) -> None:
+    if value not in allowed:
+        choices = ", ".join(repr(a) for a in allowed)
+        raise ValueError(f"EmbRaceStrategy({name}={value!r}): allowed are {choices}.")

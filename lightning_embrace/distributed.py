@@ -1,0 +1,166 @@
+"""Ranks, devices, the default process group and Lightning's own collectives, as DDP has them."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_embrace.comm.base import Communicator
+from lightning_embrace.comm.connect import Connection
+from lightning_embrace.config import EmbRaceConfig
+from lightning_embrace.launch import make_launcher
+from lightning_embrace.namespaces import Namespace
+
+if TYPE_CHECKING:
+    from lightning.pytorch.strategies import ParallelStrategy as _Base
+else:  # the real base comes from one of the two namespaces of Lightning
+    _Base = object
+
+
+class DistributedMixin(_Base):
+    """What any multi-process strategy must tell Lightning."""
+
+    namespace: ClassVar[Namespace]
+    config: EmbRaceConfig
+    _num_nodes: int
+
+    @property
+    def is_distributed(self) -> bool:
+        """Lightning asks this of strategies it does not know before it injects a DistributedSampler."""
+        return True
+
+    @property
+    def root_device(self) -> torch.device:
+        """This process' device."""
+        assert self.parallel_devices is not None
+        return self.parallel_devices[self.local_rank]
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of machines."""
+        return self._num_nodes
+
+    @num_nodes.setter
+    def num_nodes(self, num_nodes: int) -> None:
+        self._num_nodes = num_nodes
+
+    @property
+    def num_processes(self) -> int:
+        """Number of ranks on this machine."""
+        return len(self.parallel_devices) if self.parallel_devices is not None else 0
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """Replicas over all nodes, and this rank."""
+        return {"num_replicas": self.num_nodes * self.num_processes, "rank": self.global_rank}
+
+    @property
+    def process_group_backend(self) -> str:
+        """``"gloo"`` or ``"nccl"``."""
+        return self.config.process_group_backend or ("nccl" if self.root_device.type == "cuda" else "gloo")
+
+    def set_world_ranks(self) -> None:
+        """Tells the cluster environment, and the rank-zero helpers, who this process is."""
+        if self.cluster_environment is not None:
+            self.cluster_environment.set_global_rank(self.node_rank * self.num_processes + self.local_rank)
+            self.cluster_environment.set_world_size(self.num_nodes * self.num_processes)
+        for rank_zero_only in (
+            self.namespace.get("utilities.rank_zero.rank_zero_only"),
+            self.namespace.get_fabric("utilities.rank_zero.rank_zero_only"),
+        ):
+            rank_zero_only.rank = self.global_rank
+
+    def _configure_launcher(self) -> None:
+        assert self.cluster_environment is not None
+        self._launcher = make_launcher(self, self.namespace, self.config.start_method)
+
+    def setup_environment(self) -> None:
+        """Joins the default process group, on which Lightning and torchmetrics communicate."""
+        super().setup_environment()
+        self.namespace.get_fabric("utilities.seed.reset_seed")()
+        self.set_world_ranks()
+        if dist.is_initialized():
+            return
+        assert self.cluster_environment is not None
+        os.environ["MASTER_ADDR"] = self.cluster_environment.main_address
+        os.environ["MASTER_PORT"] = str(self.cluster_environment.main_port)
+        dist.init_process_group(
+            self.process_group_backend,
+            rank=self.global_rank,
+            world_size=self.world_size,
+            timeout=self.config.timeout,
+            device_id=self.root_device if self.root_device.type != "cpu" else None,
+        )
+
+    def _connect(self) -> Connection:
+        assert self.cluster_environment is not None
+        return Connection(
+            self.global_rank,
+            self.world_size,
+            self.root_device,
+            self.process_group_backend,
+            self.config.timeout,
+            self.cluster_environment.main_address,
+        )
+
+    def _check_same_model(self, communicator: Communicator, model: nn.Module) -> None:
+        """Ranks with different models would exchange tensors of different sizes."""
+        described = [(n, tuple(p.shape), str(p.dtype)) for n, p in model.named_parameters()]
+        described += [(n, tuple(b.shape), str(b.dtype)) for n, b in model.named_buffers()]
+        print_ = zlib.crc32(repr(described).encode())
+        prints = communicator.gather(torch.tensor([print_]), "fingerprint of the model").flatten().tolist()
+        different = [r for r, p in enumerate(prints) if p != prints[0]]
+        if different:
+            raise ValueError(
+                f"The model of rank{'s' if len(different) > 1 else ''} {', '.join(map(str, different))} differs from"
+                " rank 0's in the names, shapes or dtypes of its parameters and buffers. Build the same model on every"
+                " rank, for example from the same vocabulary file."
+            )
+
+    def model_to_device(self) -> None:
+        """Moves the model to this rank's device."""
+        assert self.model is not None
+        self.model.to(self.root_device)
+
+    def _optimizer_to_device(self, optimizer: Optimizer) -> None:
+        for parameter, state in optimizer.state.items():
+            for key, value in state.items():
+                # `step` stays where the optimizer made it: moving it to the GPU slows Adam down
+                if isinstance(value, Tensor) and value.dim() > 0:
+                    state[key] = value.to(parameter.device)
+
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        """Waits for all ranks on the default group."""
+        if dist.is_initialized():
+            devices = [self.root_device.index] if dist.get_backend() == "nccl" else None
+            dist.barrier(device_ids=devices)
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """Sends an object from one rank to all."""
+        if not dist.is_initialized():
+            return obj
+        held = [obj]
+        dist.broadcast_object_list(held, src)
+        return held[0]
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Reduces a tensor over all ranks; anything else is returned as it is.
+
+        Args:
+            tensor: The tensor.
+            group: A process group, default all ranks.
+            reduce_op: ``"mean"``, ``"avg"``, ``"sum"`` or a torch ReduceOp.
+
+        Returns:
+            The reduced tensor.
+        """
+        if isinstance(tensor, Tensor):
+            sync = self.namespace.get_fabric("utilities.distributed._sync_ddp_if_available")
+            return sync(tensor, group, reduce_op=reduce_op)
+        return tensor

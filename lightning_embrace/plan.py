@@ -1,0 +1,113 @@
+"""The plan: which table lives where and why, and what a step costs on the wire beside the alternatives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from lightning_embrace.comm.traffic import ring_bytes
+from lightning_embrace.tables.columns import column_ranges
+from lightning_embrace.tables.find import TableSpec
+from lightning_embrace.tables.replicated import rows_are_smaller
+
+
+class TableCost(NamedTuple):
+    """Bytes that one rank sends per step for a table, by scheme, and what the table takes per rank.
+
+    Attributes:
+        ddp_dense: AllReduce of the dense gradient.
+        ddp_sparse: AllGather of the sparse gradient (int64 ids and rows).
+        here: What this strategy sends.
+        memory: Bytes of the weight on the rank that holds most; an optimizer state of its shape adds as much.
+    """
+
+    ddp_dense: int
+    ddp_sparse: int
+    here: int
+    memory: int
+
+
+def table_cost(spec: TableSpec, unique_rows: float, world_size: int, wire_itemsize: int | None = None) -> TableCost:
+    """Costs of one table.
+
+    Args:
+        spec: The table.
+        unique_rows: U, rows that one rank looks up in a step, mean over ranks.
+        world_size: N.
+        wire_itemsize: Bytes of an element of exchanged rows, None: the table's.
+
+    Returns:
+        The costs; see the paper's table of volumes.
+    """
+    rows, columns = spec.shape
+    itemsize = spec.parameter.element_size()
+    dense = ring_bytes(spec.nbytes, world_size)
+    sparse = round((world_size - 1) * unique_rows * (columns * itemsize + 8))
+    if spec.place == "frozen":
+        return TableCost(0, 0, 0, spec.nbytes)
+    if spec.place == "dense":
+        return TableCost(dense, dense, dense, spec.nbytes)
+    if spec.place == "replicated":
+        by_rows = rows_are_smaller([round(unique_rows)] * world_size, rows, columns, itemsize)
+        here = round((world_size - 1) * unique_rows * (columns * itemsize + 4)) if by_rows else dense
+        return TableCost(dense, sparse, here, spec.nbytes)
+    id_bytes = 4 if rows < 2**31 else 8
+    # rows out in forward, gradients back in backward; ids to every rank that owns columns
+    vectors = 2 * (world_size - 1) / world_size * unique_rows * columns * (wire_itemsize or itemsize)
+    here = round(vectors + (world_size - 1) * unique_rows * id_bytes)
+    width = max(stop - start for start, stop in column_ranges(columns, world_size))
+    return TableCost(dense, sparse, here, rows * width * itemsize)
+
+
+def render_plan(
+    specs: Sequence[TableSpec], unique_rows: dict[str, float], world_size: int, wire_itemsize: int | None = None
+) -> Table:
+    """Draws the plan as a table for people."""
+    table = Table(title=f"EmbRace on {world_size} rank{'s' if world_size > 1 else ''}", title_justify="left")
+    table.add_column("table", overflow="fold")
+    table.add_column("rows × columns", justify="right")
+    table.add_column("place")
+    table.add_column("why", overflow="fold")
+    table.add_column("rows a step", justify="right")
+    for name in ("ddp dense", "ddp sparse", "here"):
+        table.add_column(f"{name}\nsent a step", justify="right")
+    table.add_column("weight\na rank", justify="right")
+    for spec in specs:
+        rows, columns = spec.shape
+        known = spec.name in unique_rows
+        cost = table_cost(spec, unique_rows.get(spec.name, 0.0), world_size, wire_itemsize)
+        table.add_row(
+            spec.name,
+            f"{rows:,} × {columns}",
+            spec.place,
+            spec.reason,
+            f"{unique_rows[spec.name]:,.0f}" if known else "–",
+            human_bytes(cost.ddp_dense),
+            human_bytes(cost.ddp_sparse) if known or spec.place in ("dense", "frozen") else "–",
+            human_bytes(cost.here) if known or spec.place in ("dense", "frozen") else "–",
+            human_bytes(cost.memory),
+        )
+    return table
+
+
+def print_plan(
+    specs: Sequence[TableSpec], unique_rows: dict[str, float], world_size: int, wire_itemsize: int | None = None
+) -> None:
+    """Prints the plan to stderr, where progress bars and warnings go."""
+    # in a notebook rich would send a display message, which a forked rank cannot
+    console = Console(stderr=True, force_jupyter=False)
+    if not console.is_terminal:
+        console.width = 140
+    console.print(render_plan(specs, unique_rows, world_size, wire_itemsize))
+
+
+def human_bytes(count: float) -> str:
+    """``1234567`` → ``"1.23 MB"``."""
+    for unit in ("B", "kB", "MB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} GB" if count < 1000 else f"{count:,.0f} GB"

@@ -1,0 +1,43 @@
+"""Combinations that would train wrongly today, refused before training with what to do instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from lightning_embrace.namespaces import Namespace
+from lightning_embrace.tables.modules import is_sharded
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuses a model that an interrupted fit has left sharded.
+
+    Raises:
+        ValueError: It has.
+    """
+    for name, module in model.named_modules():
+        if is_sharded(module):
+            raise ValueError(
+                f"Table {name!r} is still sharded: an earlier fit of this model ended with an exception and nothing was"
+                " gathered after it. Build the model anew and load its last checkpoint."
+            )
+
+
+def check_trainer(trainer: Any, precision_plugin: Any, namespace: Namespace) -> None:
+    """Refuses Trainer settings whose results would differ from plain training.
+
+    Raises:
+        MisconfigurationException: Such a setting was found.
+    """
+    error = namespace.get_fabric("utilities.exceptions.MisconfigurationException")
+    if getattr(precision_plugin, "scaler", None) is not None:
+        raise error(
+            f"Trainer(precision={precision_plugin.precision!r}) scales the loss, and ranks with different shards could"
+            " disagree on an overflow. Use precision='bf16-mixed', or 32."
+        )
+    if trainer.gradient_clip_val and trainer.gradient_clip_algorithm in (None, "norm"):
+        raise error(
+            f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) clips by norm, and the norm of sharded gradients"
+            " is not computed yet. Use gradient_clip_algorithm='value', or strategy='ddp'."
+        )

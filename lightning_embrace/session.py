@@ -1,0 +1,278 @@
+"""A training session: everything that lives while a model's tables are sharded. Knows no Lightning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_embrace.checkpoint import gather_optimizer_state, restore_optimizer
+from lightning_embrace.comm.base import Communicator
+from lightning_embrace.comm.serve import RowService
+from lightning_embrace.schedule.buffers import BufferSync, broadcast_tensors
+from lightning_embrace.schedule.dense import DenseSync
+from lightning_embrace.tables.find import TableSpec
+from lightning_embrace.tables.gradients import GradientExchange
+from lightning_embrace.tables.lookup import TableHandle
+from lightning_embrace.tables.modules import give_back, take_over
+from lightning_embrace.tables.replicated import ReplicatedSync, ReplicatedTable
+from lightning_embrace.tables.rounds import LookupRounds
+from lightning_embrace.tables.shard import gather_columns, scatter_columns
+from lightning_embrace.tables.table import PooledRequest, ShardedTable
+
+
+class Session:
+    """Shards a model's tables and synchronises its training steps.
+
+    One step: look-ups run as rounds; before backward the rounds are closed; during backward the dense blocks are
+    AllReduced; after it a closing header tells what each rank has, gradient rows go to their owners, and the
+    optimizer steps on shards.
+
+    Args:
+        model: The model, whole and equal in structure on every rank; its weights count on rank 0 only.
+        specs: Its tables, see :func:`~lightning_embrace.tables.find.find_tables`.
+        comm: Carries the exchanges.
+        wire_dtype: dtype of rows and gradients on the wire, None: the table's.
+    """
+
+    def __init__(
+        self, model: nn.Module, specs: list[TableSpec], comm: Communicator, wire_dtype: torch.dtype | None = None
+    ) -> None:
+        self.comm = comm
+        self.model = model
+        self.specs = specs
+        self.step = 0
+        #: inside a step function of any kind: a sharded weight must not be read
+        self.in_step = False
+        #: look-ups run as rounds and collect gradients
+        self.in_training_step = False
+        self._inside_training_step = False
+        self._accumulating = False
+        self.released = False
+        self._service: RowService | None = None
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        sharded = [s for s in specs if s.place == "sharded"]
+        self.tables = [self._shard(index, spec, wire_dtype) for index, spec in enumerate(sharded)]
+        self._modules = {name: t for t, s in zip(self.tables, sharded) for name in s.modules}
+        whole = [s for s in specs if s.place in ("replicated", "frozen")]
+        apart = {id(s.parameter) for s in [*sharded, *whole]}
+        dense = {name: p for name, p in model.named_parameters() if id(p) not in apart}
+        broadcast_tensors(comm, [*dense.values(), *(s.parameter for s in whole)], "setup")
+        self._rounds = LookupRounds(comm, self.tables)
+        self._dense = DenseSync(comm, dense)
+        self._gradients = GradientExchange(comm, self.tables)
+        self._replicated = ReplicatedSync(comm, [ReplicatedTable(s.name, s.parameter, s.sparse) for s in whole])
+        self._buffers = BufferSync(comm, model)
+        self._buffers.broadcast()
+        #: rows looked up in the last step, mean over ranks, by table
+        self.unique_rows: dict[str, float] = {}
+
+    def serve_with(self, service: RowService) -> None:
+        """Gives the session what answers look-ups outside training steps; needed with more than one rank."""
+        self._service = service
+
+    # ---- one training step -------------------------------------------------------------------------------------
+
+    def begin_training_step(self) -> None:
+        """Call before the user's training step."""
+        self.comm.at_step(self.step)
+        self._buffers.broadcast()
+        if not self._accumulating:
+            # whatever changed the weights since the last step: rows fetched before it are not trusted
+            for table in self.tables:
+                table.forget()
+        self._rounds.begin_step(self.step)
+        self.in_step = self.in_training_step = self._inside_training_step = True
+
+    def end_training_step(self, backward_follows: bool) -> None:
+        """Call after the user's training step.
+
+        Args:
+            backward_follows: Automatic optimization: backward will close the rounds. Else they are closed here.
+        """
+        if not backward_follows:
+            self._close_rounds()
+        self.in_step = self._inside_training_step = False
+
+    def before_backward(self, synchronise: bool) -> None:
+        """Call before a backward pass: answers the other ranks until all have left their forward pass.
+
+        Args:
+            synchronise: False while gradients are accumulated over several batches.
+        """
+        self._close_rounds()
+        self.in_training_step = True  # recomputed look-ups (activation checkpointing) find their rows here
+        if synchronise:
+            self._dense.begin()
+
+    def after_backward(self, synchronise: bool) -> None:
+        """Call after a backward pass: exchanges what it produced and puts averaged gradients into ``grad``.
+
+        Args:
+            synchronise: As in :meth:`before_backward`.
+        """
+        self._accumulating = not synchronise
+        if synchronise:
+            self._dense.send_rest()
+            parts = (self._gradients, self._replicated, self._buffers)
+            header = torch.tensor([value for part in parts for value in part.header()], dtype=torch.int64)
+            rows = self.comm.gather(header, f"closing header of step {self.step}").tolist()
+            sizes = [part.header_size for part in parts]
+            first, second = sizes[0], sizes[0] + sizes[1]
+            self._gradients.run([row[:first] for row in rows])
+            self._replicated.run([row[first:second] for row in rows])
+            self._note_unique_rows([row[first:second] for row in rows])
+            self._buffers.agree([row[second:] for row in rows])
+            self._dense.finish()
+        self.in_training_step = self._inside_training_step
+        if self.in_training_step:  # manual optimization: more look-ups may follow
+            self._rounds.begin_step(self.step)
+
+    def sync_buffers(self) -> None:
+        """Gives every rank rank 0's agreed buffers. Collective."""
+        self._buffers.broadcast()
+
+    def watch(self, optimizer: Optimizer) -> None:
+        """Learns from now on when an optimizer has changed the tables."""
+        mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        tables = [t for t in self.tables if id(t.parameter) in mine]
+
+        def before(*_: object) -> None:
+            late = [t.name for t in tables if t.window.used]
+            if late:
+                raise RuntimeError(
+                    f"The optimizer is about to step, but the gradients of {', '.join(late)} have not been"
+                    " synchronised. Call `self.manual_backward(loss)` instead of `loss.backward()`."
+                )
+
+        def after(*_: object) -> None:
+            self.step += 1
+            self.comm.traffic.steps += 1
+            for table in tables:
+                table.forget()
+            if self._service is not None:
+                self._service.advance()
+
+        self._hooks += [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
+
+    def _close_rounds(self) -> None:
+        if self.in_training_step:
+            self._rounds.drain(self._dense.fingerprint())
+            self.in_training_step = False
+
+    def _note_unique_rows(self, replicated_headers: list[list[int]]) -> None:
+        ranks = range(self.comm.world_size)
+        self.unique_rows = {t.name: sum(t.asked_ids(r).numel() for r in ranks) / len(ranks) for t in self.tables}
+        self.unique_rows.update(self._replicated.mean_rows(replicated_headers))
+
+    # ---- where rows come from (tables.lookup.Source) -------------------------------------------------------------
+
+    def fetch_rows(self, table: ShardedTable, ids_U: Tensor) -> Tensor:
+        """Rows of unique valid ids in full width, [U, D]."""
+        if self.released:
+            raise RuntimeError(
+                f"Table {table.name!r} is still sharded: the last fit ended with an exception and nothing was gathered"
+                " after it. Build the model anew and load its last checkpoint."
+            )
+        if self.in_training_step:
+            return self._rounds.fetch_rows(table, ids_U)
+        own = table.read(ids_U)
+        if self._service is None:
+            return own
+        blocks = self._service.fetch(table.index, ids_U.cpu(), table.widths, table.parameter.dtype)
+        blocks[self.comm.rank] = own
+        return torch.cat([blocks[r].to(own.device) for r in table.owners()], dim=1)
+
+    def fetch_pooled(self, table: ShardedTable, request: PooledRequest) -> Tensor:
+        """Sums or means of bags in full width, [B, D]."""
+        return self._rounds.fetch_pooled(table, request)
+
+    def refuse(self, table: ShardedTable, bad_id: int) -> None:
+        """Raises IndexError; in a training step on every rank at once."""
+        if self.in_training_step:
+            self._rounds.refuse(table, bad_id)
+        self._rounds.raise_bad_id(self.comm.rank, table, bad_id)
+
+    def changed(self, table: ShardedTable) -> None:
+        """A table's weights were loaded anew."""
+        table.forget()
+        if self._service is not None:
+            self._service.advance()
+
+    # ---- state ---------------------------------------------------------------------------------------------------
+
+    def full_state_dict(self, to_all: bool = False) -> dict[str, Tensor]:
+        """The model's state dict with whole tables. Collective.
+
+        Args:
+            to_all: Every rank gets the whole tables; else rank 0 alone, and the others keep their DTensor views.
+
+        Returns:
+            The state dict.
+        """
+        state = self.model.state_dict()
+        whole: dict[int, Tensor | None] = {}
+        for name, table in self._modules.items():
+            key = f"{name}.weight"
+            if key not in state:
+                continue
+            if table.index not in whole:
+                whole[table.index] = gather_columns(self.comm, table, table.shard_Vd, to_all)
+            full = whole[table.index]
+            if full is not None:
+                state[key] = full
+        return state
+
+    def full_optimizer_state(self, optimizer: Optimizer, to_all: bool = False) -> dict[str, object]:
+        """An optimizer's state dict with whole tables, on rank 0 or on all ranks. Collective."""
+        return gather_optimizer_state(self.comm, self.tables, optimizer, to_all)
+
+    def unshard(self, optimizers: list[Optimizer]) -> None:
+        """Puts whole tables and their optimizer state back, on every rank. Collective."""
+        for optimizer in optimizers:
+            restore_optimizer(self.comm, self.tables, optimizer)
+        for table in self.tables:
+            full = gather_columns(self.comm, table, table.shard_Vd, to_all=True)
+            assert full is not None
+            table.parameter.grad = None
+            table.parameter.data = full.to(table.parameter.device)
+        self.release()
+        for spec in self.specs:
+            if spec.place == "sharded":
+                for module in spec.modules.values():
+                    give_back(module)
+
+    def release(self) -> None:
+        """Removes the hooks; the tables stay as they are, and look-ups say so."""
+        self.released = True
+        self._dense.remove_hooks()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def _shard(self, index: int, spec: TableSpec, wire_dtype: torch.dtype | None) -> ShardedTable:
+        """Turns a whole table into this rank's columns; Parameter and modules keep their identity."""
+        comm, parameter = self.comm, spec.parameter
+        parameter.grad = None
+        _, columns = spec.shape
+        table = ShardedTable(index, spec.name, parameter, spec.sparse, columns, comm.rank, comm.world_size, wire_dtype)
+        parameter.data = scatter_columns(comm, table, parameter.data)
+        table.forget()
+        handle = TableHandle(table, self)
+        for module in spec.modules.values():
+            take_over(module, handle)
+        self._hooks.append(parameter.register_post_accumulate_grad_hook(_refuse_gradient(spec.name)))
+        return table
+
+
+def _refuse_gradient(name: str) -> Callable[[Tensor], None]:
+    def refuse(parameter: Tensor) -> None:
+        raise RuntimeError(
+            f"A gradient reached `{name}.weight` other than through the module's look-up (functional use, or a penalty"
+            " over `parameters()`), but this rank holds only some columns of that table. Keep the table whole:"
+            f" EmbRaceStrategy(tables=['*', '!{name}'])."
+        )
+
+    return refuse

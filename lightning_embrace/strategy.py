@@ -1,0 +1,352 @@
+"""EmbRaceStrategy: the Lightning life cycle, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, ClassVar, Literal
+
+import torch
+from lightning.pytorch.strategies import ParallelStrategy
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_embrace.checkpoint import shard_optimizer_state
+from lightning_embrace.comm.connect import Connection
+from lightning_embrace.comm.serve import RowService
+from lightning_embrace.comm.traffic import Traffic
+from lightning_embrace.config import EmbRaceConfig, Schedule, StartMethod, WireDtype
+from lightning_embrace.distributed import DistributedMixin
+from lightning_embrace.namespaces import LIGHTNING, Namespace, other
+from lightning_embrace.optim.check import check_optimizers
+from lightning_embrace.plan import print_plan
+from lightning_embrace.refusals import check_model, check_trainer
+from lightning_embrace.schedule.buffers import broadcast_tensors
+from lightning_embrace.session import Session
+from lightning_embrace.tables.find import find_tables
+
+_TIMEOUT = timedelta(minutes=30)
+_CLASS_PATH = {
+    "lightning.pytorch": "lightning_embrace.EmbRaceStrategy",
+    "pytorch_lightning": "lightning_embrace.pytorch_lightning.EmbRaceStrategy",
+}
+
+
+class EmbRaceMixin(DistributedMixin):
+    """The strategy without its base class, which differs between the two namespaces of Lightning."""
+
+    namespace: ClassVar[Namespace]
+
+    def __init__(
+        self,
+        *,
+        tables: Literal["auto"] | list[str] = "auto",
+        schedule: Schedule = "fifo",
+        wire_dtype: WireDtype | None = None,
+        process_group_backend: str | None = None,
+        timeout: timedelta = _TIMEOUT,
+        start_method: StartMethod = "popen",
+        accelerator: Any = None,
+        parallel_devices: list[torch.device] | None = None,
+        cluster_environment: Any = None,
+        checkpoint_io: Any = None,
+        precision_plugin: Any = None,
+    ) -> None:
+        super().__init__(
+            accelerator=accelerator,
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+        )
+        self.config = EmbRaceConfig.checked(tables, schedule, wire_dtype, process_group_backend, timeout, start_method)
+        #: payload that this rank has put on the wire; kept from one fit to the next
+        self.traffic = Traffic()
+        self._num_nodes = 1
+        self._connection: Connection | None = None
+        self._session: Session | None = None
+        self._service: RowService | None = None
+        self._synchronise = True
+        self._failed = False
+        self._plan_printed = False
+        self._last_checkpoint: str | None = None
+
+    # ---- setting up and tearing down -------------------------------------------------------------------------------
+
+    def setup(self, trainer: Any) -> None:
+        """Shards the tables, synchronises the initial weights and builds the optimizers."""
+        assert self.accelerator is not None and self.model is not None
+        self.accelerator.setup(trainer)
+        fitting = trainer.state.fn == "fit"
+        check_model(self.model)
+        if fitting:
+            check_trainer(trainer, self.precision_plugin, self.namespace)
+            if self._layer_sync:
+                self.model = self._layer_sync.apply(self.model)
+        self.model = self.precision_plugin.convert_module(self.model)
+        specs = find_tables(self.model, self.config.tables) if fitting else []
+        self._failed = self._plan_printed = False
+        self._connection = self._connect()
+        with self._reporting():
+            if fitting:
+                self._open_session(specs)
+            self.model_to_device()
+            if fitting:
+                self.setup_optimizers(trainer)
+                check_optimizers(self.optimizers, specs)
+                assert self._session is not None
+                for optimizer in self.optimizers:
+                    self._session.watch(optimizer)
+            else:
+                states = [*self.model.parameters(), *self.model.buffers()]
+                broadcast_tensors(self._connection.communicator, states, "setup")
+            self.setup_precision_plugin()
+            if fitting:
+                for optimizer in self.optimizers:
+                    self._optimizer_to_device(optimizer)
+
+    def _open_session(self, specs: list[Any]) -> None:
+        assert self._connection is not None and self.model is not None
+        communicator = self._connection.communicator
+        communicator.traffic = self.traffic
+        self._check_same_model(communicator, self.model)
+        self._session = Session(self.model, specs, communicator, self.config.wire_dtype)
+        if self.world_size > 1:
+            session = self._session
+            self._service = RowService(
+                self.global_rank,
+                self.world_size,
+                lambda table, ids_U: session.tables[table].read(ids_U.to(self.root_device)).cpu(),
+                self._connection.control,
+                self.traffic,
+            )
+            session.serve_with(self._service)
+
+    def teardown(self) -> None:
+        """Puts whole tables and optimizer states back, unless training ended with an exception."""
+        failed = self._failed or self._interrupted()
+        session, connection, service = self._session, self._connection, self._service
+        self._session = self._connection = self._service = None
+        if session is not None:
+            if not failed or self.world_size == 1:
+                session.unshard(self.optimizers)
+            else:
+                session.release()
+        if connection is not None:
+            if failed:
+                connection.abandon()
+            else:
+                self.barrier("teardown")
+                if service is not None:
+                    service.stop()
+                connection.close()
+        if session is not None and self._layer_sync and self.model is not None:
+            self.model = self._layer_sync.revert(self.model)
+        super().teardown()
+
+    # ---- steps -----------------------------------------------------------------------------------------------------
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's training step; its look-ups run as rounds."""
+        session = self._session
+        if session is None:
+            return super().training_step(*args, **kwargs)
+        assert self.lightning_module is not None
+        with self._reporting():
+            session.begin_training_step()
+            try:
+                output = super().training_step(*args, **kwargs)
+                session.end_training_step(backward_follows=self.lightning_module.automatic_optimization)
+            finally:
+                session.in_step = False
+        return output
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's validation step; no look-up needs a partner."""
+        with self._evaluating():
+            return super().validation_step(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's test step."""
+        with self._evaluating():
+            return super().test_step(*args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's predict step."""
+        with self._evaluating():
+            return super().predict_step(*args, **kwargs)
+
+    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
+        """Backward with synchronised gradients: hooks that follow it (``on_after_backward``) see the averages."""
+        session = self._session
+        if session is None:
+            return super().backward(closure_loss, optimizer, *args, **kwargs)
+        module = self.lightning_module
+        assert module is not None
+        self.pre_backward(closure_loss)
+        loss = self.precision_plugin.pre_backward(closure_loss, module)
+        with self._reporting():
+            session.before_backward(self._synchronise)
+            self.precision_plugin.backward(loss, module, optimizer, *args, **kwargs)
+            session.after_backward(self._synchronise)
+        if self._synchronise and not self._plan_printed:
+            self._plan_printed = True
+            if self.is_global_zero:
+                itemsize = self.config.wire_dtype.itemsize if self.config.wire_dtype is not None else None
+                print_plan(session.specs, session.unique_rows, self.world_size, itemsize)
+        loss = self.precision_plugin.post_backward(loss, module)
+        self.post_backward(loss)
+        return loss
+
+    @contextmanager
+    def block_backward_sync(self) -> Generator[None, None, None]:
+        """Gradients of the backward passes inside stay local and are exchanged with the next one outside."""
+        self._synchronise = False
+        try:
+            yield
+        finally:
+            self._synchronise = True
+
+    def on_validation_start(self) -> None:
+        """Every rank validates with rank 0's buffers, as under DDP."""
+        if self._session is not None:
+            self._session.sync_buffers()
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        session = self._session
+        with self._reporting():
+            if session is None:
+                yield
+                return
+            session.in_step = True
+            try:
+                yield
+            finally:
+                session.in_step = False
+
+    # ---- failures --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Tells the other ranks of an exception at once, before callbacks and teardown take their time."""
+        try:
+            yield
+        except BaseException as error:
+            self.on_exception(error)
+            raise
+
+    def on_exception(self, exception: BaseException) -> None:
+        """From here on no collective starts."""
+        self._failed = True
+        if self._connection is not None:
+            self._connection.control.report(exception)
+
+    def _interrupted(self) -> bool:
+        trainer = getattr(self.lightning_module, "_trainer", None)
+        return trainer is not None and trainer.state.status == "interrupted"
+
+    # ---- state -----------------------------------------------------------------------------------------------------
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """The model's state dict with whole tables on every rank. Collective: call it on all ranks.
+
+        Returns:
+            The state dict that plain training would have.
+        """
+        assert self.lightning_module is not None
+        if self._session is None:
+            return dict(self.lightning_module.state_dict())
+        return self._session.full_state_dict(to_all=True)
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """What Lightning saves: whole tables on rank 0. Collective."""
+        assert self.lightning_module is not None
+        if self._session is None:
+            return dict(self.lightning_module.state_dict())
+        self._refuse_to_save_after_failure()
+        return self._session.full_state_dict()
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """What Lightning saves: whole table states on rank 0. Collective."""
+        optimizer = getattr(optimizer, "_optimizer", optimizer)
+        if self._session is None:
+            return super().optimizer_state(optimizer)
+        self._refuse_to_save_after_failure()
+        return self._session.full_optimizer_state(optimizer)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Loads full optimizer states, each rank its columns."""
+        states = checkpoint["optimizer_states"]
+        if self._session is not None:
+            tables = self._session.tables
+            states = [shard_optimizer_state(tables, o, s) for o, s in zip(self.optimizers, states)]
+        super().load_optimizer_state_dict({**checkpoint, "optimizer_states": states})
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Writes the file from rank 0."""
+        super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
+        self._last_checkpoint = str(filepath)
+
+    def _refuse_to_save_after_failure(self) -> None:
+        if self.world_size > 1 and (self._failed or self._interrupted()):
+            last = (
+                f"The last whole checkpoint is {self._last_checkpoint}."
+                if self._last_checkpoint
+                else ("No checkpoint was written before it.")
+            )
+            raise RuntimeError(
+                "Training ended with an exception while tables were sharded; the ranks may be at different points of a"
+                f" step, so nothing is saved. {last}"
+            )
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Any) -> None:
+        """Adds ``embrace``, ``embrace_spawn``, ``embrace_fork`` and ``embrace_notebook``."""
+        for name, start_method in (
+            ("embrace", "popen"),
+            ("embrace_spawn", "spawn"),
+            ("embrace_fork", "fork"),
+            ("embrace_notebook", "fork"),
+        ):
+            strategy_registry.register(
+                name,
+                cls,
+                description=f"Sparsity-aware hybrid communication, processes started by {start_method}",
+                override=True,
+                start_method=start_method,
+            )
+
+    def __repr__(self) -> str:
+        return (
+            f"<EmbRaceStrategy for {self.namespace.name}: its Trainer must be imported from {self.namespace.name} too,"
+            f" for {other(self.namespace).name} take {_CLASS_PATH[other(self.namespace).name]}>"
+        )
+
+
+class EmbRaceStrategy(EmbRaceMixin, ParallelStrategy):
+    """Trains with column-sharded embedding tables (AlltoAll) and AllReduce for the rest.
+
+    An unchanged LightningModule trains as under ``ddp``: the same parameters, optimizer state and losses, with fewer
+    bytes on the wire. See section 4 of the paper (arXiv 2110.09132).
+
+    Args:
+        tables: Which embeddings to shard: ``"auto"`` (large enough to pay), or fnmatch patterns of module names: what
+            they match is sharded whatever its size, ``"!name"`` excludes.
+        schedule: Order of the exchanges. ``"fifo"``: as they come.
+        wire_dtype: ``"bf16"`` or ``"fp16"`` halves the bytes of exchanged rows and gradients; ``None`` is exact.
+        process_group_backend: ``"gloo"`` or ``"nccl"``; default: the device's.
+        timeout: How long one exchange may take.
+        start_method: ``"popen"``, ``"spawn"``, ``"fork"`` or ``"forkserver"``.
+        accelerator: As in Lightning's DDPStrategy.
+        parallel_devices: As in Lightning's DDPStrategy.
+        cluster_environment: As in Lightning's DDPStrategy.
+        checkpoint_io: As in Lightning's DDPStrategy.
+        precision_plugin: As in Lightning's DDPStrategy.
+
+    Raises:
+        ValueError: An argument has a value that is not allowed.
+    """
+
+    namespace = LIGHTNING

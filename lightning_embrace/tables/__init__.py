@@ -1,0 +1,1 @@
+"""Finding, sharding and looking up embedding tables."""

@@ -1,0 +1,226 @@
+"""Numbered rounds: how the look-ups of a training step reach the shards when nobody knew them beforehand.
+
+Every rank issues the same rounds in the same order, whatever it looks up: a round starts with a fixed-size header from
+every rank, in which a rank asks for rows of some table, or says that it has left its forward pass (END). A rank with
+nothing to ask answers the others, and one that is at END goes on answering until all are.
+
+| header field | meaning |
+|---|---|
+| op | END, ROWS, POOL (sums or means of bags) or BAD (an id out of range) |
+| table | the table's index |
+| ids | number of ids asked for |
+| bags | POOL: number of bags |
+| mode | POOL: 0 sum, 1 mean, plus 2 when weights per sample follow |
+| bad id | BAD: the offending id |
+| step | the rank's step, checked for equality |
+| plan | fingerprint of the dense blocks, checked for equality at END |
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_embrace.comm.base import Communicator
+from lightning_embrace.tables.table import PooledRequest, ShardedTable
+
+_END, _ROWS, _POOL, _BAD = range(4)
+
+
+class _Header(NamedTuple):
+    op: int = _END
+    table: int = 0
+    ids: int = 0
+    bags: int = 0
+    mode: int = 0
+    bad_id: int = 0
+    step: int = 0
+    plan: int = 0
+
+
+class LookupRounds:
+    """Fetches rows during a training step.
+
+    Args:
+        comm: Carries the exchanges.
+        tables: All sharded tables, by index.
+    """
+
+    def __init__(self, comm: Communicator, tables: list[ShardedTable]) -> None:
+        self._comm = comm
+        self._tables = tables
+        self._round = 0
+        self._step = 0
+        self._all_ended = False
+
+    def begin_step(self, step: int) -> None:
+        """Numbers start at 0 in every step."""
+        self._step = step
+        self._round = 0
+
+    def fetch_rows(self, table: ShardedTable, ids_U: Tensor) -> Tensor:
+        """Asks for rows. Collective.
+
+        Args:
+            table: The table.
+            ids_U: Unique, valid int64 ids, at least one.
+
+        Returns:
+            The rows in full width, [U, D], in the table's dtype.
+        """
+        table.asked[self._comm.rank].append(ids_U)
+        header = _Header(_ROWS, table.index, ids_U.numel(), step=self._step)
+        answer = self._run(header, ids_U.to(table.id_dtype).view(torch.uint8))
+        assert answer is not None
+        return answer
+
+    def fetch_pooled(self, table: ShardedTable, request: PooledRequest) -> Tensor:
+        """Asks for the sums or means of bags. Collective.
+
+        Returns:
+            One row per bag in full width, [B, D], in the table's dtype.
+        """
+        table.asked_pooled[self._comm.rank].append(request)
+        header = _Header(
+            _POOL,
+            table.index,
+            request.ids_L.numel(),
+            request.sizes_B.numel(),
+            int(request.mean) + 2 * (request.weights_L is not None),
+            step=self._step,
+        )
+        parts = [request.ids_L.to(table.id_dtype), request.sizes_B.to(torch.int32)]
+        if request.weights_L is not None:
+            parts.append(request.weights_L.detach())
+        answer = self._run(header, torch.cat([p.contiguous().view(torch.uint8) for p in parts]))
+        assert answer is not None
+        return answer
+
+    def refuse(self, table: ShardedTable, bad_id: int) -> None:
+        """Tells every rank of an id out of range. Collective; raises IndexError on every rank."""
+        self._run(_Header(_BAD, table.index, bad_id=bad_id, step=self._step), None)
+
+    @staticmethod
+    def raise_bad_id(rank: int, table: ShardedTable, bad_id: int) -> NoReturn:
+        """Raises the IndexError that names rank, table, id and range."""
+        raise IndexError(
+            f"Rank {rank} looked up id {bad_id} in table {table.name!r}, whose ids range from 0 to {table.rows - 1}."
+            " Ids outside that range must be mapped to a valid row (an unknown-word row, or `padding_idx`) before the"
+            " look-up."
+        )
+
+    def drain(self, plan: int) -> None:
+        """Answers the others until every rank has left its forward pass. Collective.
+
+        Args:
+            plan: Fingerprint of what this rank will AllReduce next; must be equal on all ranks.
+        """
+        while not self._all_ended:
+            self._run(_Header(step=self._step, plan=plan), None)
+        self._all_ended = False
+
+    def _run(self, mine: _Header, payload: Tensor | None) -> Tensor | None:
+        what = f"round {self._round} of step {self._step}"
+        self._round += 1
+        gathered = self._comm.gather(torch.tensor(mine), f"header of {what}")
+        headers = [_Header(*row) for row in gathered.tolist()]
+        self._check(headers)
+        self._all_ended = all(h.op == _END for h in headers)
+        if self._all_ended:
+            return None
+        self._exchange_requests(headers, payload, what)
+        return self._exchange_answers(headers, what)
+
+    def _check(self, headers: list[_Header]) -> None:
+        for rank, header in enumerate(headers):
+            if header.op == _BAD:
+                self.raise_bad_id(rank, self._tables[header.table], header.bad_id)
+        assert len({h.step for h in headers}) == 1, f"ranks are at different steps: {[h.step for h in headers]}"
+        if all(h.op == _END for h in headers) and len({h.plan for h in headers}) > 1:
+            raise RuntimeError(
+                "The ranks are about to synchronise different sets of parameters: `requires_grad` differs between"
+                " ranks. Freeze and unfreeze parameters alike on every rank."
+            )
+
+    def _exchange_requests(self, headers: list[_Header], payload: Tensor | None, what: str) -> None:
+        """Ids (and bag sizes and weights) travel once, to the ranks that own columns of the table."""
+        me, comm = self._comm.rank, self._comm
+        sizes = [self._request_bytes(h) for h in headers]
+        wanted = [s if self._owns(h, me) and r != me else 0 for r, (h, s) in enumerate(zip(headers, sizes))]
+        targets = [r for r in range(comm.world_size) if payload is not None and r != me and self._owns(headers[me], r)]
+        sends = [sizes[me] if r in targets else 0 for r in range(comm.world_size)]
+        send = payload.repeat(len(targets)) if payload is not None and targets else self._no_bytes()
+        received = comm.all_to_all(send, sends, wanted, "ids", f"ids of {what}").wait()
+        for rank, piece in enumerate(received.split(wanted)):
+            if wanted[rank]:
+                self._note_request(rank, headers[rank], piece)
+
+    def _exchange_answers(self, headers: list[_Header], what: str) -> Tensor | None:
+        me, comm = self._comm.rank, self._comm
+        pieces = [self._answer(r, h) if self._owns(h, me) else self._no_bytes() for r, h in enumerate(headers)]
+        mine = headers[me]
+        wanted = [0] * comm.world_size
+        if mine.op != _END:
+            table = self._tables[mine.table]
+            count = mine.ids if mine.op == _ROWS else mine.bags
+            wanted = [count * width * table.row_dtype.itemsize for width in table.widths]
+        received = comm.all_to_all(
+            torch.cat(pieces), [p.numel() for p in pieces], wanted, "rows", f"rows of {what}"
+        ).wait()
+        if mine.op == _END:
+            return None
+        blocks = [
+            piece.view(table.row_dtype).view(count, width)
+            for piece, width in zip(received.split(wanted), table.widths)
+            if width > 0
+        ]
+        return torch.cat(blocks, dim=1).to(table.parameter.dtype)
+
+    def _owns(self, header: _Header, rank: int) -> bool:
+        return header.op in (_ROWS, _POOL) and self._tables[header.table].widths[rank] > 0
+
+    def _request_bytes(self, header: _Header) -> int:
+        if header.op not in (_ROWS, _POOL):
+            return 0
+        table = self._tables[header.table]
+        size = header.ids * table.id_dtype.itemsize
+        if header.op == _POOL:
+            size += header.bags * 4
+            if header.mode & 2:
+                size += header.ids * table.parameter.dtype.itemsize
+        return size
+
+    def _note_request(self, rank: int, header: _Header, piece: Tensor) -> None:
+        table = self._tables[header.table]
+        n_ids = header.ids * table.id_dtype.itemsize
+        # a slice of received bytes may start anywhere, a view of wider elements may not: clone aligns it
+        ids = piece[:n_ids].clone().view(table.id_dtype).long()
+        if header.op == _ROWS:
+            table.asked[rank].append(ids)
+            return
+        sizes = piece[n_ids : n_ids + 4 * header.bags].clone().view(torch.int32).long()
+        weights = None
+        if header.mode & 2:
+            weights = piece[n_ids + 4 * header.bags :].clone().view(table.parameter.dtype)
+        table.asked_pooled[rank].append(PooledRequest(ids, sizes, weights, bool(header.mode & 1)))
+
+    def _answer(self, rank: int, header: _Header) -> Tensor:
+        table = self._tables[header.table]
+        if header.op == _ROWS:
+            answer = table.read(table.asked[rank][-1])
+        else:
+            request = table.asked_pooled[rank][-1]
+            answer = F.embedding_bag(
+                request.ids_L,
+                table.shard_Vd,
+                request.offsets_B(),
+                mode="mean" if request.mean else "sum",
+                per_sample_weights=request.weights_L,
+            )
+        return answer.to(table.row_dtype).contiguous().view(-1).view(torch.uint8)
+
+    def _no_bytes(self) -> Tensor:
+        return torch.empty(0, dtype=torch.uint8, device=self._comm.device)

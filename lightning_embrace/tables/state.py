@@ -1,0 +1,54 @@
+"""A shard in state dicts: shown as DTensor ``Shard(1)``, loaded from a full table or a DTensor."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
+
+from lightning_embrace.tables.table import ShardedTable
+
+
+@functools.lru_cache(maxsize=4)
+def _mesh(device_type: str, group: Any) -> Any:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh.from_group(group, device_type)
+
+
+def shard_as_dtensor(table: ShardedTable, shard: Tensor | None = None) -> Tensor:
+    """This rank's part of a table (or of its optimizer state) as a DTensor of the whole, as FSDP2 shows it.
+
+    Args:
+        table: The table.
+        shard: A tensor sharded as the table's weight, default that weight.
+
+    Returns:
+        A DTensor of logical shape [V, D]; no communication takes place.
+    """
+    local_Vd = table.shard_Vd if shard is None else shard
+    mesh = _mesh(local_Vd.device.type, dist.group.WORLD)
+    shape = torch.Size((table.rows, table.columns))
+    return DTensor.from_local(local_Vd, mesh, [Shard(1)], run_check=False, shape=shape, stride=(table.columns, 1))
+
+
+def load_shard(table: ShardedTable, value: Tensor) -> Tensor:
+    """This rank's columns of what a state dict holds for a table.
+
+    Args:
+        table: The table.
+        value: A full table [V, D] or a DTensor of one.
+
+    Returns:
+        The columns [V, d]. A tensor of another shape is returned as it is: torch's own loading names the mismatch.
+    """
+    if isinstance(value, DTensor):
+        return value.to_local()
+    if value.shape == (table.rows, table.columns):
+        start, stop = table.ranges[table.rank]
+        return value[:, start:stop]
+    return value

@@ -1,0 +1,116 @@
+"""One column-sharded table: its shard, the rows fetched for this step, and what the others asked of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lightning_embrace.tables.columns import column_ranges
+from lightning_embrace.tables.window import Window
+
+
+class PooledRequest(NamedTuple):
+    """Bags whose sum or mean one rank asked for.
+
+    Attributes:
+        ids_L: Ids of all bags one after the other, without padding.
+        sizes_B: Number of ids in each bag.
+        weights_L: A factor per id, or None.
+        mean: Mean instead of sum.
+    """
+
+    ids_L: Tensor
+    sizes_B: Tensor
+    weights_L: Tensor | None
+    mean: bool
+
+    def offsets_B(self) -> Tensor:
+        """Where each bag starts in ``ids_L``."""
+        return self.sizes_B.cumsum(0) - self.sizes_B
+
+    def row_gradients(self, grad_Bd: Tensor) -> Tensor:
+        """Gradient of each looked-up row from the gradients of the bags, [L, d]."""
+        if self.mean:
+            grad_Bd = grad_Bd / self.sizes_B.clamp(min=1).unsqueeze(1)
+        grad_Ld = grad_Bd.repeat_interleave(self.sizes_B, dim=0)
+        return grad_Ld if self.weights_L is None else grad_Ld * self.weights_L.unsqueeze(1)
+
+
+class ShardedTable:
+    """A table split column-wise (paper, section 4.1): every rank keeps all V rows of its own d columns.
+
+    Args:
+        index: The table's number, the same on every rank.
+        name: Name of its first module, for messages.
+        parameter: The user's Parameter; its data becomes this rank's shard [V, d].
+        sparse: The gradient is a sparse tensor, as ``nn.Embedding(sparse=True)`` has it.
+        columns: D, the columns of the whole table.
+        rank: This process' rank.
+        world_size: Number of ranks.
+        wire_dtype: dtype of rows and gradients on the wire; ``None`` keeps the table's, which is exact.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        name: str,
+        parameter: nn.Parameter,
+        sparse: bool,
+        columns: int,
+        rank: int,
+        world_size: int,
+        wire_dtype: torch.dtype | None = None,
+    ) -> None:
+        self.index = index
+        self.name = name
+        self.parameter = parameter
+        self.sparse = sparse
+        self.rows = parameter.shape[0]
+        self.columns = columns
+        self.ranges = column_ranges(columns, world_size)
+        self.widths = [stop - start for start, stop in self.ranges]
+        self.rank = rank
+        self.wire_dtype = wire_dtype
+        self.asked: list[list[Tensor]] = [[] for _ in range(world_size)]
+        self.asked_pooled: list[list[PooledRequest]] = [[] for _ in range(world_size)]
+        self.window = Window(parameter.new_empty(0, columns, requires_grad=False))
+
+    @property
+    def shard_Vd(self) -> Tensor:
+        """This rank's columns, detached."""
+        return self.parameter.detach()
+
+    @property
+    def row_dtype(self) -> torch.dtype:
+        """Dtype of rows and gradients on the wire."""
+        return self.wire_dtype or self.parameter.dtype
+
+    @property
+    def id_dtype(self) -> torch.dtype:
+        """Dtype of ids on the wire."""
+        return torch.int32 if self.rows <= torch.iinfo(torch.int32).max else torch.int64
+
+    def owners(self) -> list[int]:
+        """Ranks that own columns; with D < N not all do."""
+        return [r for r, width in enumerate(self.widths) if width > 0]
+
+    def read(self, ids_U: Tensor) -> Tensor:
+        """This rank's columns of some rows, [U, d]."""
+        return self.shard_Vd.index_select(0, ids_U)
+
+    def forget(self) -> None:
+        """The rows have changed (optimizer step, loaded checkpoint): fetched ones are stale."""
+        self.asked = [[] for _ in self.ranges]
+        self.asked_pooled = [[] for _ in self.ranges]
+        self.window = Window(self.window.rows_UD.new_empty(0, self.columns))
+
+    def asked_ids(self, rank: int) -> Tensor:
+        """All ids that ``rank`` asked for since :meth:`forget`, in its order, [U] int64."""
+        parts = self.asked[rank]
+        if not parts:
+            return torch.empty(0, dtype=torch.int64, device=self.parameter.device)
+        if len(parts) > 1:
+            self.asked[rank] = parts = [torch.cat(parts)]
+        return parts[0]

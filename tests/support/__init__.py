@@ -1,0 +1,1 @@
+"""What the tests share: worker processes, small models and reference runs."""
