@@ -91,11 +91,11 @@ class TwoTables(Small):
         return (x.mean(dim=1) - batch["target"]).pow(2).mean()
 
 
-class ManualSparseAdam(TwoTables):
-    """Manual optimization: SparseAdam for the tables, SGD for the rest."""
+class ManualSparseAdam(Small):
+    """Mixed in before a model with ``sparse=True``: SparseAdam for its tables, SGD for the rest, stepped by hand."""
 
-    def __init__(self, columns: int) -> None:
-        super().__init__(columns, True, "sparseadam")
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.automatic_optimization = False
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
@@ -109,8 +109,20 @@ class ManualSparseAdam(TwoTables):
             o.step()
 
     def configure_optimizers(self) -> Any:
-        tables = [*self.words.parameters(), *self.tags.parameters()]
+        tables = [m.weight for m in self.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
         return [torch.optim.SparseAdam(tables, lr=0.01), torch.optim.SGD(self.head.parameters(), lr=0.1)]
+
+
+class ManualOneTable(ManualSparseAdam, OneTable):
+    """One embedding in manual optimization."""
+
+
+class ManualBag(ManualSparseAdam, Bag):
+    """A bag in manual optimization."""
+
+
+class ManualTwoTables(ManualSparseAdam, TwoTables):
+    """Two tables, three look-ups, in manual optimization."""
 
 
 def batches(

@@ -87,7 +87,8 @@ def assert_equal(ours: Outcome, plain: Outcome, tolerance: float = 1e-10) -> Non
     for key, value in plain.state.items():
         torch.testing.assert_close(ours.state[key], value, rtol=0, atol=tolerance, msg=lambda m, k=key: f"{k}: {m}")
     assert len(ours.losses) == len(plain.losses) > 0
-    torch.testing.assert_close(torch.tensor(ours.losses), torch.tensor(plain.losses), rtol=0, atol=tolerance)
+    losses = [torch.tensor(o.losses, dtype=torch.float64) for o in (ours, plain)]
+    torch.testing.assert_close(*losses, rtol=0, atol=tolerance)
     assert len(ours.optimizer) == len(plain.optimizer)
     for mine, other in zip(ours.optimizer, plain.optimizer):
         assert mine.keys() == other.keys()

@@ -1,0 +1,25 @@
+"""What the sample of the matrix promises."""
+
+import itertools
+
+from tests.exactness.cases import COLUMNS, MATRIX, MODELS, TRAININGS, WORLD_SIZES, Case
+from tests.exactness.sample import SAMPLE
+
+
+def pairs(cases: list[Case]) -> set[tuple[tuple[str, object], tuple[str, object]]]:
+    """Every two settings that occur together in some case."""
+    return {pair for case in cases for pair in itertools.combinations(case._asdict().items(), 2)}
+
+
+def test_the_sample_covers_every_pair_of_settings() -> None:
+    """An optimizer that fails with one kind of table, or at one N or D, is seen without the full matrix."""
+    assert pairs(SAMPLE) == pairs(MATRIX)
+
+
+def test_the_sample_is_part_of_the_matrix_without_repetition() -> None:
+    assert set(SAMPLE) <= set(MATRIX)
+    assert len(set(SAMPLE)) == len(SAMPLE)
+
+
+def test_the_matrix_is_the_full_product() -> None:
+    assert len(set(MATRIX)) == len(MATRIX) == len(TRAININGS) * len(MODELS) * len(WORLD_SIZES) * len(COLUMNS)
