@@ -1,20 +1,29 @@
 """A word-level LSTM language model with a full or a sampled softmax."""
 
-from collections.abc import Callable
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import SGD, Adagrad, Adam, Optimizer
+from torch.optim import Optimizer
 from torchmetrics import MeanMetric
 from torchmetrics.text import Perplexity
+
+from examples.models.common import (
+    LEARNING_RATES,
+    Blocks,
+    OptimizerName,
+    Recurrent,
+    choose_optimizer,
+    make_optimizer,
+    sampled_cross_entropy,
+)
 
 # Rows of the output table that validation looks up at once: bounds the buffers of one look-up.
 _CHUNK = 8192
 
-_LEARNING_RATES = {"adam": 1e-3, "adagrad": 0.05, "sgd": 1.0}
+_LEARNING_RATES = {**LEARNING_RATES, "sgd": 1.0}
 
 
 class LanguageModel(LightningModule):
@@ -40,6 +49,9 @@ class LanguageModel(LightningModule):
         lr: Learning rate; by default one that suits the optimizer.
     """
 
+    #: which entries of a batch each table looks up while it trains with ``softmax="sampled"``
+    lookups: ClassVar[dict[str, tuple[str, ...]]] = {"embedding": ("inputs",), "output": ("targets", "negatives")}
+
     def __init__(
         self,
         vocab_size: int,
@@ -49,32 +61,20 @@ class LanguageModel(LightningModule):
         dropout: float = 0.0,
         softmax: Literal["full", "sampled"] = "sampled",
         sparse: bool = False,
-        optimizer: Literal["adam", "adagrad", "sgd"] | None = None,
+        optimizer: OptimizerName | None = None,
         lr: float | None = None,
     ) -> None:
         super().__init__()
-        if sparse and optimizer == "adam":
-            raise ValueError(
-                "torch.optim.Adam refuses sparse gradients, and automatic optimization takes one optimizer for the"
-                " whole model. HINT: with `sparse=True` use `optimizer='adagrad'` or `'sgd'`."
-            )
         if softmax not in ("full", "sampled"):
             raise ValueError(f"`softmax` must be 'full' or 'sampled', got {softmax!r}.")
+        self.optimizer = choose_optimizer(optimizer, sparse)
         self.save_hyperparameters()
         self.vocab_size = vocab_size
         self.softmax = softmax
-        self.optimizer = optimizer or ("adagrad" if sparse else "adam")
         self.lr = lr if lr is not None else _LEARNING_RATES[self.optimizer]
 
         self.embedding = nn.Embedding(vocab_size, dim, sparse=sparse)
-        self.lstm = nn.LSTM(
-            dim,
-            hidden,
-            layers,
-            batch_first=True,
-            dropout=dropout if layers > 1 else 0.0,
-            proj_size=dim if hidden > dim else 0,
-        )
+        self.lstm = Recurrent(dim, hidden, layers, dropout=dropout, proj_size=dim if hidden > dim else 0)
         self.project = nn.Linear(hidden, dim) if hidden < dim else nn.Identity()
         self.dropout = nn.Dropout(dropout)
         self.output: nn.Linear | nn.Embedding
@@ -93,9 +93,14 @@ class LanguageModel(LightningModule):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """States (B, T, dim) that score the word after each of ``inputs`` (B, T)."""
-        states, _ = self.lstm(self.dropout(self.embedding(inputs)))
+        states = self.lstm(self.dropout(self.embedding(inputs)))
         projected: Tensor = self.dropout(self.project(states))
         return projected
+
+    def blocks(self) -> Blocks:
+        """Everything with parameters that is no table."""
+        named: Blocks = [("lstm", self.lstm), ("project", self.project), ("output", self.output)]
+        return [(name, block) for name, block in named if isinstance(block, (Recurrent, nn.Linear))]
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Loss of one batch."""
@@ -116,17 +121,10 @@ class LanguageModel(LightningModule):
 
     def _sampled_loss(self, states_BTD: Tensor, batch: dict[str, Tensor]) -> Tensor:
         """Cross entropy of each target among itself and the shared negatives."""
-        states_ND = states_BTD.flatten(0, 1)
-        targets_N, negatives_K = batch["targets"].flatten(), batch["negatives"]
+        targets_N = batch["targets"].flatten()
         # One look-up for both, so that a sharded table exchanges rows once.
-        rows = self.output(torch.cat([targets_N, negatives_K]))
-        target_rows_ND, negative_rows_KD = rows.split([len(targets_N), len(negatives_K)])
-        target_logits_N = (states_ND * target_rows_ND).sum(-1) - batch["target_log_q"].flatten()
-        negative_logits_NK = states_ND @ negative_rows_KD.T - batch["negative_log_q"]
-        # A negative that happens to be the target is no negative.
-        hits_NK = targets_N[:, None] == negatives_K
-        logits = torch.cat([target_logits_N[:, None], negative_logits_NK.masked_fill(hits_NK, -torch.inf)], dim=1)
-        return F.cross_entropy(logits, torch.zeros_like(targets_N))
+        rows = self.output(torch.cat([targets_N, batch["negatives"]]))
+        return sampled_cross_entropy(states_BTD.flatten(0, 1), rows, targets_N, batch["target_log_q"].flatten(), batch)
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """True loss and perplexity, over all words whichever softmax trains."""
@@ -158,5 +156,4 @@ class LanguageModel(LightningModule):
 
     def configure_optimizers(self) -> Optimizer:
         """The one optimizer of the model."""
-        kinds: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "adagrad": Adagrad, "sgd": SGD}
-        return kinds[self.optimizer](self.parameters(), lr=self.lr)
+        return make_optimizer(self.optimizer, self.parameters(), self.lr)
