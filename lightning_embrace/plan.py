@@ -11,7 +11,7 @@ from rich.table import Table
 from lightning_embrace.comm.traffic import ring_bytes
 from lightning_embrace.tables.columns import column_ranges
 from lightning_embrace.tables.find import TableSpec
-from lightning_embrace.tables.replicated import rows_are_smaller
+from lightning_embrace.tables.replicated import dense_elements, rows_are_smaller
 
 
 class TableCost(NamedTuple):
@@ -51,8 +51,10 @@ def table_cost(spec: TableSpec, unique_rows: float, world_size: int, wire_itemsi
     if spec.place == "dense":
         return TableCost(dense, dense, dense, spec.nbytes)
     if spec.place == "replicated":
-        by_rows = rows_are_smaller([round(unique_rows)] * world_size, rows, columns, itemsize)
-        here = round((world_size - 1) * unique_rows * (columns * itemsize + 4)) if by_rows else dense
+        by_rows = rows_are_smaller([round(unique_rows)] * world_size, rows, columns, itemsize, spec.sparse)
+        here = ring_bytes(dense_elements(rows, columns, spec.sparse) * itemsize, world_size)
+        if by_rows:
+            here = round((world_size - 1) * unique_rows * (columns * itemsize + 4))
         return TableCost(dense, sparse, here, spec.nbytes)
     id_bytes = 4 if rows < 2**31 else 8
     # rows out in forward, gradients back in backward; ids to every rank that owns columns

@@ -59,13 +59,13 @@ class Session:
         whole = [s for s in specs if s.place in ("replicated", "frozen")]
         apart = {id(s.parameter) for s in [*sharded, *whole]}
         dense = {name: p for name, p in model.named_parameters() if id(p) not in apart}
-        broadcast_tensors(comm, [*dense.values(), *(s.parameter for s in whole)], "setup")
+        broadcast_tensors(comm, [*dense.values(), *(s.parameter for s in whole), *model.buffers()], "setup")
         self._rounds = LookupRounds(comm, self.tables)
         self._dense = DenseSync(comm, dense)
         self._gradients = GradientExchange(comm, self.tables)
         self._replicated = ReplicatedSync(comm, [ReplicatedTable(s.name, s.parameter, s.sparse) for s in whole])
         self._buffers = BufferSync(comm, model)
-        self._buffers.broadcast()
+        self._buffers_may_differ = True
         #: rows looked up in the last step, mean over ranks, by table
         self.unique_rows: dict[str, float] = {}
 
@@ -78,7 +78,7 @@ class Session:
     def begin_training_step(self) -> None:
         """Call before the user's training step."""
         self.comm.at_step(self.step)
-        self._buffers.broadcast()
+        self.sync_buffers()
         if not self._accumulating:
             # whatever changed the weights since the last step: rows fetched before it are not trusted
             for table in self.tables:
@@ -95,6 +95,7 @@ class Session:
         if not backward_follows:
             self._close_rounds()
         self.in_step = self._inside_training_step = False
+        self._buffers_may_differ = backward_follows
 
     def before_backward(self, synchronise: bool) -> None:
         """Call before a backward pass: answers the other ranks until all have left their forward pass.
@@ -116,23 +117,28 @@ class Session:
         self._accumulating = not synchronise
         if synchronise:
             self._dense.send_rest()
-            parts = (self._gradients, self._replicated, self._buffers)
+            parts = (self._gradients, self._replicated)
             header = torch.tensor([value for part in parts for value in part.header()], dtype=torch.int64)
             rows = self.comm.gather(header, f"closing header of step {self.step}").tolist()
-            sizes = [part.header_size for part in parts]
-            first, second = sizes[0], sizes[0] + sizes[1]
-            self._gradients.run([row[:first] for row in rows])
-            self._replicated.run([row[first:second] for row in rows])
-            self._note_unique_rows([row[first:second] for row in rows])
-            self._buffers.agree([row[second:] for row in rows])
+            size = self._gradients.header_size
+            self._gradients.run([row[:size] for row in rows])
+            self._replicated.run([row[size:] for row in rows])
+            self._note_unique_rows([row[size:] for row in rows])
             self._dense.finish()
+        else:
+            self._buffers_may_differ = False
         self.in_training_step = self._inside_training_step
         if self.in_training_step:  # manual optimization: more look-ups may follow
             self._rounds.begin_step(self.step)
 
     def sync_buffers(self) -> None:
-        """Gives every rank rank 0's agreed buffers. Collective."""
-        self._buffers.broadcast()
+        """Gives every rank rank 0's buffers, where DDP would.
+
+        That is not while gradients are accumulated, and not in manual optimization. Collective.
+        """
+        if self._buffers_may_differ:
+            self._buffers_may_differ = False
+            self._buffers.sync()
 
     def watch(self, optimizer: Optimizer) -> None:
         """Learns from now on when an optimizer has changed the tables."""

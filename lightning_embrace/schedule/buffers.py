@@ -1,4 +1,4 @@
-"""Keeps module buffers equal to rank 0's, as DDP does before every training forward pass."""
+"""Keeps module buffers equal to rank 0's, as DDP does before a training forward pass."""
 
 from __future__ import annotations
 
@@ -14,57 +14,55 @@ _BITS = 62
 class BufferSync:
     """Broadcasts buffers from rank 0, but only those that some rank has changed since.
 
-    DDP sends every buffer in every step; constant ones (causal masks, position ids) are large and never change. Whether
-    one did is agreed in the closing header of the step before, so no rank decides alone.
+    DDP sends every buffer every time; constant ones (causal masks, position ids) are large and never change. Which ones
+    did is found by comparing with a copy of what was sent last (version counters miss what is written through
+    ``.data``), and agreed right before the broadcast: a buffer may change anywhere between two forward passes.
 
     Args:
         comm: Carries the broadcasts.
-        model: The model.
+        model: The model, whose buffers are equal on all ranks now.
     """
 
     def __init__(self, comm: Communicator, model: nn.Module) -> None:
         self._comm = comm
         self._model = model
         self._names = [name for name, _ in model.named_buffers()]
-        self._seen: dict[str, tuple[int, int]] = {}
-        self._due: set[str] = set(self._names)
-
-    @property
-    def header_size(self) -> int:
-        """Number of header fields."""
-        return -(-len(self._names) // _BITS)
-
-    def header(self) -> list[int]:
-        """Bits of the buffers that this rank has changed."""
-        now = self._states()
-        changed = [name in now and now[name] != self._seen.get(name) for name in self._names]
-        return [
-            sum(1 << k for k, bit in enumerate(changed[i : i + _BITS]) if bit) for i in range(0, len(changed), _BITS)
-        ]
-
-    def agree(self, headers: list[list[int]]) -> None:
-        """Notes what any rank has changed; it travels before the next forward pass.
-
-        Args:
-            headers: Every rank's :meth:`header`.
-        """
-        for row in headers:
-            for number, bits in enumerate(row):
-                names = self._names[number * _BITS : (number + 1) * _BITS]
-                self._due.update(name for k, name in enumerate(names) if bits >> k & 1)
+        self._sent: dict[str, Tensor] = {}
+        if comm.world_size > 1:
+            self._sent = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
 
     @torch.no_grad()
-    def broadcast(self) -> None:
-        """Copies rank 0's agreed buffers to all. Collective."""
-        if self._due:
+    def sync(self) -> None:
+        """Copies rank 0's buffers to all, where any rank has changed them. Collective."""
+        if not self._names or self._comm.world_size == 1:
+            return
+        due = self._agree(self._changed())
+        if due:
             buffers = dict(self._model.named_buffers())
-            due = [buffers[name] for name in self._names if name in self._due and name in buffers]
-            broadcast_tensors(self._comm, due, "buffers")
-            self._due = set()
-        self._seen = self._states()
+            broadcast_tensors(self._comm, [buffers[name] for name in due], "buffers")
+            self._sent.update({name: buffers[name].detach().clone() for name in due})
 
-    def _states(self) -> dict[str, tuple[int, int]]:
-        return {name: (id(buffer), buffer._version) for name, buffer in self._model.named_buffers()}
+    def _agree(self, changed: set[str]) -> list[str]:
+        """Names that are in any rank's ``changed``; each rank says so with one bit per buffer."""
+        blocks = [self._names[i : i + _BITS] for i in range(0, len(self._names), _BITS)]
+        header = [sum(1 << k for k, name in enumerate(block) if name in changed) for block in blocks]
+        rows = self._comm.gather(torch.tensor(header, dtype=torch.int64), "header of the buffers").tolist()
+        fields = list(zip(*rows))
+        return [n for block, bits in zip(blocks, fields) for k, n in enumerate(block) if any(b >> k & 1 for b in bits)]
+
+    def _changed(self) -> set[str]:
+        changed: set[str] = set()
+        unsure: dict[str, Tensor] = {}
+        for name, now in self._model.named_buffers():
+            sent = self._sent.get(name)
+            if sent is None or (now.shape, now.dtype, now.device) != (sent.shape, sent.dtype, sent.device):
+                changed.add(name)
+            else:
+                unsure[name] = (now != sent).any()
+        if unsure:  # one synchronisation with the device for all of them
+            verdicts = torch.stack(list(unsure.values())).tolist()
+            changed.update(name for name, verdict in zip(unsure, verdicts) if verdict)
+        return changed
 
 
 @torch.no_grad()
@@ -83,7 +81,7 @@ def broadcast_tensors(comm: Communicator, tensors: list[Tensor], kind: str) -> N
         if not group:
             continue
         flat = torch.cat([t.detach().reshape(-1).to(comm.device) for t in group])
-        wire = flat.view(torch.uint8) if dtype == torch.bool else flat
-        comm.broadcast(wire, kind, f"{kind} of {dtype}").wait()
+        # as bytes: backends carry fewer dtypes than a model can have
+        comm.broadcast(flat.view(torch.uint8), kind, f"{kind} of {dtype}").wait()
         for tensor, piece in zip(group, flat.split([t.numel() for t in group])):
             tensor.copy_(piece.view(tensor.shape))

@@ -17,7 +17,8 @@ class _Block:
     def __init__(self, name: str, parameters: list[nn.Parameter]) -> None:
         self.name = name
         self.parameters = parameters
-        self.missing = len(parameters)
+        #: ids of the parameters whose gradient is still to come in this backward pass
+        self.waiting: set[int] = set()
         self.handle: Handle | None = None
         count = sum(p.numel() for p in parameters)
         self.flat = torch.zeros(count + len(parameters), dtype=parameters[0].dtype, device=parameters[0].device)
@@ -25,8 +26,9 @@ class _Block:
         self.views = [piece.view(p.shape) for piece, p in zip(pieces, parameters)]
         self.flags = self.flat[count:]
 
-    def pack(self) -> None:
-        """Copies the gradients into the buffer; an unused parameter contributes zeros and no flag."""
+    @torch.no_grad()
+    def pack(self, world_size: int) -> None:
+        """Copies this rank's share of the average into the buffer; an unused parameter adds zeros and no flag."""
         used = [p.grad is not None for p in self.parameters]
         for p in self.parameters:
             if p.grad is not None and p.grad.is_sparse:  # a tied table that only look-ups reached in this step
@@ -37,19 +39,20 @@ class _Block:
         targets = [v for v, u in zip(self.views, used) if u]
         if targets:
             torch._foreach_copy_(targets, [p.grad for p in self.parameters if p.grad is not None])
+            torch._foreach_div_(targets, world_size)  # before the sum, as DDP does: fp16 must not overflow
         self.flags.copy_(torch.tensor(used, dtype=self.flags.dtype))
 
-    def unpack(self, world_size: int) -> None:
+    @torch.no_grad()
+    def unpack(self) -> None:
         """Puts the averaged gradients back; a parameter that no rank used keeps ``grad=None``."""
-        used = self.flags.tolist()
+        used = [flag != 0 for flag in self.flags.tolist()]
+        grads: list[Tensor] = []
         for p, flag in zip(self.parameters, used):
-            if flag > 0 and p.grad is None:
-                p.grad = torch.empty_like(p)
-        pairs = [(p.grad, v) for v, p, flag in zip(self.views, self.parameters, used) if flag > 0]
-        if pairs:
-            grads: list[Tensor] = [g for g, _ in pairs if g is not None]
-            torch._foreach_copy_(grads, [v for _, v in pairs])
-            torch._foreach_div_(grads, world_size)
+            if flag:
+                p.grad = torch.empty_like(p) if p.grad is None else p.grad
+                grads.append(p.grad)
+        if grads:
+            torch._foreach_copy_(grads, [v for v, flag in zip(self.views, used) if flag])
 
 
 class DenseSync:
@@ -89,7 +92,7 @@ class DenseSync:
                 hook = self._parameters[name].register_post_accumulate_grad_hook(self._ready)
                 self._hooks[name] = hook
         for block in self._blocks:
-            block.missing = len(block.parameters)
+            block.waiting = {id(p) for p in block.parameters}
         self._launched = 0
         self._open = True
 
@@ -105,7 +108,7 @@ class DenseSync:
             assert block.handle is not None
             block.handle.wait()
             block.handle = None
-            block.unpack(self._comm.world_size)
+            block.unpack()
 
     def remove_hooks(self) -> None:
         """Leaves the parameters as they were found."""
@@ -124,12 +127,19 @@ class DenseSync:
     def _ready(self, parameter: Tensor) -> None:
         if not self._open:
             return
-        self._block_of[id(parameter)].missing -= 1
+        block = self._block_of[id(parameter)]
+        if block.handle is not None:
+            name = next(n for n, p in self._parameters.items() if p is parameter)
+            raise RuntimeError(
+                f"The gradient of {name!r} changed after it was sent: the backward pass reached the parameter more than"
+                " once, as reentrant activation checkpointing does. Use `checkpoint(..., use_reentrant=False)`."
+            )
+        block.waiting.discard(id(parameter))
         # one fixed order on all ranks: a block waits for those before it
-        while self._launched < len(self._blocks) and self._blocks[self._launched].missing <= 0:
+        while self._launched < len(self._blocks) and not self._blocks[self._launched].waiting:
             self._launch(self._blocks[self._launched])
 
     def _launch(self, block: _Block) -> None:
-        block.pack()
+        block.pack(self._comm.world_size)
         block.handle = self._comm.all_reduce(block.flat, "dense", f"gradients of {block.name}")
         self._launched += 1

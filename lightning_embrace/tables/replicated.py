@@ -17,7 +17,12 @@ class _Field(NamedTuple):
     rows: int
 
 
-def rows_are_smaller(counts: list[int], table_rows: int, columns: int, itemsize: int) -> bool:
+def dense_elements(table_rows: int, columns: int, sparse: bool) -> int:
+    """Elements of the dense form; a sparse table's set of touched rows travels as one more column."""
+    return table_rows * (columns + sparse)
+
+
+def rows_are_smaller(counts: list[int], table_rows: int, columns: int, itemsize: int, sparse: bool = False) -> bool:
     """Whether sending every rank's rows to every other is fewer bytes than AllReducing the whole gradient.
 
     ```
@@ -30,11 +35,12 @@ def rows_are_smaller(counts: list[int], table_rows: int, columns: int, itemsize:
         table_rows: V.
         columns: D.
         itemsize: Bytes of an element.
+        sparse: The gradient is sparse, see :func:`dense_elements`.
 
     Returns:
         True when rows should travel.
     """
-    return sum(counts) * (columns * itemsize + 4) < 2 * table_rows * columns * itemsize
+    return sum(counts) * (columns * itemsize + 4) < 2 * dense_elements(table_rows, columns, sparse) * itemsize
 
 
 class ReplicatedTable:
@@ -79,11 +85,6 @@ class ReplicatedSync:
         self._comm = comm
         self._tables = tables
 
-    @property
-    def header_size(self) -> int:
-        """Number of header fields."""
-        return len(_Field._fields) * len(self._tables)
-
     def header(self) -> list[int]:
         """This rank's part of the closing header."""
         return [value for table in self._tables for value in table.look()]
@@ -104,7 +105,7 @@ class ReplicatedSync:
                 continue
             rows, columns = table.parameter.shape
             counts = [f.rows for f in fields]
-            if rows_are_smaller(counts, rows, columns, table.parameter.element_size()):
+            if rows_are_smaller(counts, rows, columns, table.parameter.element_size(), table.sparse):
                 self._as_rows(table, counts)
             else:
                 self._as_dense(table)
@@ -130,22 +131,22 @@ class ReplicatedSync:
         return comm.all_to_all(mine.repeat(comm.world_size), sends, counts, "replicated", what).wait()
 
     def _as_dense(self, table: ReplicatedTable) -> None:
-        """A column of flags behind the gradient keeps a sparse table's set of touched rows."""
-        parameter = table.parameter
+        parameter, what = table.parameter, f"dense gradient of {table.name}"
         rows, columns = parameter.shape
-        dense = parameter.new_zeros(rows, columns + 1, requires_grad=False)
+        flat = parameter.new_zeros(dense_elements(rows, columns, table.sparse), requires_grad=False)
+        gradient = flat[: rows * columns].view(rows, columns)
+        flags = flat[rows * columns :]
         if parameter.grad is not None:
-            dense[table.ids_U, :columns] = table.local_rows()
-            dense[table.ids_U, columns] = 1
-        what = f"dense gradient of {table.name}"
-        dense = self._comm.all_reduce(dense.view(-1), "replicated", what).wait().view(rows, columns + 1)
-        averaged = dense[:, :columns] / self._comm.world_size
+            gradient[table.ids_U] = table.local_rows() / self._comm.world_size
+            if table.sparse:
+                flags[table.ids_U] = 1
+        self._comm.all_reduce(flat, "replicated", what).wait()
         if table.sparse:
-            ids = dense[:, columns].nonzero().squeeze(1)
+            ids = flags.nonzero().squeeze(1)
             parameter.grad = torch.sparse_coo_tensor(
-                ids.unsqueeze(0), averaged[ids], parameter.shape, is_coalesced=True, check_invariants=False
+                ids.unsqueeze(0), gradient[ids], parameter.shape, is_coalesced=True, check_invariants=False
             )
         elif parameter.grad is None:
-            parameter.grad = averaged.contiguous()
+            parameter.grad = gradient
         else:
-            parameter.grad.copy_(averaged)
+            parameter.grad.copy_(gradient)

@@ -1,0 +1,99 @@
+"""A communicator without processes, for tests: records what is issued and waited for, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_embrace.comm.base import Handle
+from lightning_embrace.comm.traffic import Traffic, ring_bytes
+
+Operation = Literal["gather", "all_to_all", "all_reduce", "broadcast", "wait"]
+
+
+class Event(NamedTuple):
+    """One line of the record."""
+
+    operation: Operation
+    what: str
+    elements: int
+
+
+class _Recorded:
+    """An exchange that takes place when it is waited for, so that a result read too early is a wrong one."""
+
+    def __init__(self, events: list[Event], exchange: Callable[[], Tensor], what: str) -> None:
+        self._events = events
+        self._exchange = exchange
+        self._what = what
+
+    def wait(self) -> Tensor:
+        """Returns the result."""
+        result = self._exchange()
+        self._events.append(Event("wait", self._what, result.numel()))
+        return result
+
+
+class TwinCommunicator:
+    """Answers as if every other rank were this one's twin and issued the same with the same values.
+
+    Args:
+        world_size: N, number of ranks to pretend.
+        rank: This rank.
+
+    Attributes:
+        events: What was issued and waited for, in order.
+    """
+
+    def __init__(self, world_size: int = 2, rank: int = 0) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.device = torch.device("cpu")
+        self.traffic = Traffic()
+        self.events: list[Event] = []
+        self.step = 0
+
+    def issued(self, *operations: Operation) -> list[str]:
+        """Names of the exchanges issued, in order; of some operations, or of all."""
+        return [e.what for e in self.events if e.operation != "wait" and (not operations or e.operation in operations)]
+
+    def gather(self, header_H: Tensor, what: str) -> Tensor:
+        """Every rank has this header."""
+        self.events.append(Event("gather", what, header_H.numel()))
+        sent = header_H.numel() * header_H.element_size() * (self.world_size - 1)
+        self.traffic.add("header", sent, sent)
+        return header_H.repeat(self.world_size, 1)
+
+    def all_to_all(
+        self, send: Tensor, send_splits: Sequence[int], receive_splits: Sequence[int], kind: str, what: str
+    ) -> Handle:
+        """Every rank sends here what this rank sends to itself."""
+        assert send.numel() == sum(send_splits)
+        own = send.split(list(send_splits))[self.rank]
+        assert list(receive_splits) == [own.numel()] * self.world_size, "twins send equal pieces"
+        self.events.append(Event("all_to_all", what, send.numel()))
+        size = send.element_size()
+        received = (self.world_size - 1) * own.numel() * size
+        self.traffic.add(kind, (send.numel() - own.numel()) * size, received)
+        return _Recorded(self.events, lambda: own.repeat(self.world_size), what)
+
+    def all_reduce(self, flat: Tensor, kind: str, what: str) -> Handle:
+        """The sum is N times this rank's tensor, in place."""
+        self.events.append(Event("all_reduce", what, flat.numel()))
+        sent = ring_bytes(flat.numel() * flat.element_size(), self.world_size)
+        self.traffic.add(kind, sent, sent)
+        return _Recorded(self.events, lambda: flat.mul_(self.world_size), what)
+
+    def broadcast(self, flat: Tensor, kind: str, what: str) -> Handle:
+        """Rank 0's tensor is this rank's."""
+        self.events.append(Event("broadcast", what, flat.numel()))
+        size = flat.numel() * flat.element_size()
+        self.traffic.add(kind, size * (self.world_size - 1) if self.rank == 0 else 0, 0 if self.rank == 0 else size)
+        return _Recorded(self.events, lambda: flat, what)
+
+    def at_step(self, step: int) -> None:
+        """Notes the step."""
+        self.step = step
