@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
 from lightning_embrace.namespaces import Namespace
+from lightning_embrace.tables.find import TableSpec
 from lightning_embrace.tables.modules import is_sharded
+
+#: Lightning's callbacks that copy the whole model before training and average or exchange all its parameters
+_AVERAGING = ("StochasticWeightAveraging", "WeightAveraging")
 
 
 def check_model(model: nn.Module) -> None:
@@ -41,3 +46,21 @@ def check_trainer(trainer: Any, precision_plugin: Any, namespace: Namespace) -> 
             f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) clips by norm, and the norm of sharded gradients"
             " is not computed yet. Use gradient_clip_algorithm='value', or strategy='ddp'."
         )
+
+
+def check_callbacks(callbacks: Sequence[Any], specs: Sequence[TableSpec], namespace: Namespace) -> None:
+    """Refuses callbacks that pair the parameters of a whole copy of the model with sharded ones.
+
+    Raises:
+        MisconfigurationException: There is such a callback, and a sharded table.
+    """
+    sharded = [s.name for s in specs if s.place == "sharded"]
+    module = namespace.get("callbacks")
+    averaging = tuple(getattr(module, name) for name in _AVERAGING if hasattr(module, name))
+    for callback in callbacks:
+        if sharded and isinstance(callback, averaging):
+            raise namespace.get_fabric("utilities.exceptions.MisconfigurationException")(
+                f"{type(callback).__name__} averages a whole copy of the model with its parameters, but each rank holds"
+                f" only some columns of {', '.join(sharded)}. Keep the tables whole with EmbRaceStrategy(tables=[]),"
+                " use strategy='ddp', or leave the callback out and average the checkpoints afterwards."
+            )

@@ -21,7 +21,7 @@ from lightning_embrace.distributed import DistributedMixin
 from lightning_embrace.namespaces import LIGHTNING, Namespace, other
 from lightning_embrace.optim.check import check_optimizers
 from lightning_embrace.plan import print_plan
-from lightning_embrace.refusals import check_model, check_trainer
+from lightning_embrace.refusals import check_callbacks, check_model, check_trainer
 from lightning_embrace.schedule.buffers import broadcast_tensors
 from lightning_embrace.session import Session
 from lightning_embrace.tables.find import find_tables
@@ -86,6 +86,7 @@ class EmbRaceMixin(DistributedMixin):
                 self.model = self._layer_sync.apply(self.model)
         self.model = self.precision_plugin.convert_module(self.model)
         specs = find_tables(self.model, self.config.tables) if fitting else []
+        check_callbacks(trainer.callbacks, specs, self.namespace)
         self._failed = self._plan_printed = False
         self._connection = self._connect()
         with self._reporting():
@@ -257,14 +258,14 @@ class EmbRaceMixin(DistributedMixin):
         """
         assert self.lightning_module is not None
         if self._session is None:
-            return dict(self.lightning_module.state_dict())
+            return self.lightning_module.state_dict()
         return self._session.full_state_dict(to_all=True)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """What Lightning saves: whole tables on rank 0. Collective."""
         assert self.lightning_module is not None
         if self._session is None:
-            return dict(self.lightning_module.state_dict())
+            return self.lightning_module.state_dict()
         self._refuse_to_save_after_failure()
         return self._session.full_state_dict()
 

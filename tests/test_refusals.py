@@ -1,0 +1,100 @@
+"""What is refused before training says what to write instead, and leaves the model as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import (
+    EMAWeightAveraging,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
+from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import nn
+from torch.utils.data import DataLoader
+
+from tests.support.lifecycle import assert_same, loader, make_model, make_strategy, make_trainer, plain, results
+from tests.support.models import batches, concatenated
+
+DATA = [concatenated(step) for step in batches(3, 2)]
+
+
+def refused(match: str, error: type[Exception] = MisconfigurationException, model: Any = None, **arguments: Any) -> Any:
+    """Fits in this process; nothing may have been changed when the error comes."""
+    model = model or make_model()
+    before = plain(dict(model.state_dict()))
+    trainer = make_trainer(make_strategy("embrace"), 1, **arguments)
+    with pytest.raises(error, match=match) as info:
+        trainer.fit(model, DataLoader(DATA, batch_size=None))
+    assert type(model.words) is nn.Embedding
+    assert_same(plain(dict(model.state_dict())), before)
+    return str(info.value)
+
+
+def test_loss_scaling():
+    """Ranks could disagree on an overflow."""
+    plugin = MixedPrecision("16-mixed", "cpu")
+    message = refused("16-mixed.*scales the loss", precision=None, plugins=plugin, model=make_model().float())
+    assert "bf16-mixed" in message
+
+
+@pytest.mark.parametrize("algorithm", [None, "norm"])
+def test_clipping_by_norm(algorithm):
+    """The norm of a shard is not the norm of the table."""
+    message = refused("clips by norm", gradient_clip_val=0.5, gradient_clip_algorithm=algorithm)
+    assert "gradient_clip_algorithm='value'" in message
+    assert "strategy='ddp'" in message
+
+
+@pytest.mark.parametrize(
+    "callback", [StochasticWeightAveraging(1e-2, swa_epoch_start=1), WeightAveraging(), EMAWeightAveraging()]
+)
+def test_weight_averaging(callback):
+    """These copy the whole model in ``setup`` and average it with shards: narrow ones would be broadcast silently."""
+    message = refused(f"{type(callback).__name__} averages", callbacks=[callback])
+    assert "words, bags" in message
+    assert "tables=[]" in message
+
+
+def average(strategy: str, callback: str) -> Any:
+    made = {
+        "swa": lambda: StochasticWeightAveraging(1e-2, swa_epoch_start=1),
+        "ema": lambda: EMAWeightAveraging(decay=0.5),
+    }[callback]()
+    model = make_model()
+    trainer = make_trainer(make_strategy(strategy, tables=[]), max_epochs=3, callbacks=[made])
+    trainer.fit(model, loader(3), loader(2, 5))
+    return results(model, trainer)
+
+
+@pytest.mark.parametrize("callback", ["swa", "ema"])
+def test_weight_averaging_of_whole_tables(ranks, callback):
+    """What the message offers works: with all tables whole the callbacks do what they do under DDP."""
+    expected = ranks(2).run(average, "ddp", callback)
+    assert_same(ranks(2).run(average, "embrace", callback), expected)
+
+
+def test_clipping_by_value_is_allowed(ranks):
+    """The alternative that the message names equals DDP."""
+    expected = ranks(2).run(clip, "ddp")
+    assert_same(ranks(2).run(clip, "embrace"), expected)
+
+
+def clip(strategy: str) -> Any:
+    model = make_model()
+    trainer = make_trainer(make_strategy(strategy), gradient_clip_val=0.01, gradient_clip_algorithm="value")
+    trainer.fit(model, loader(3))
+    return results(model, trainer)
+
+
+def test_interrupted_model():
+    """A model that was left sharded is refused with the way out."""
+    from lightning_embrace.refusals import check_model
+
+    model = make_model()
+    model.words.__dict__["_embrace_class"] = torch.nn.Embedding
+    with pytest.raises(ValueError, match=r"'words' is still sharded.*Build the model anew"):
+        check_model(model)
