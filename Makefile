@@ -21,7 +21,7 @@ CONSTRAIN := $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 
 .PHONY: help
 help:  ## Show the targets (default)
-	@awk -F ':.*## ' '/^[.a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[.a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: .venv
 .venv: $(INSTALLED)  ## Make the virtual environment, or bring it up to date
@@ -41,9 +41,15 @@ $(INSTALLED_DOCS): $(INSTALLED)
 demo: $(INSTALLED)  ## Train the example language model on two processes and print the bytes per step
 	$(BIN)/python examples/train_lm.py --demo
 
+.PHONY: peers
+peers: .venvs/torchrec/.installed .venvs/horovod/.installed  ## Make the environments of TorchRec and Horovod for the benchmark
+
+.venvs/%/.installed: examples/benchmarks/environment.sh examples/benchmarks/build_horovod.sh
+	PYTHON=$(PYTHON) CONSTRAINTS=$(CONSTRAINTS) examples/benchmarks/environment.sh $*
+
 .PHONY: test
 test: $(INSTALLED)  ## Run the tests, with the fixed sample of the matrix
-	@echo "Not in this run: matrix (make matrix), cuda (make cuda), network (make network)"
+	@echo "Not in this run: matrix (make matrix), cuda (make cuda), network (make network), peers (make test-peers)"
 	$(BIN)/python -m pytest $(ARGS)
 
 .PHONY: matrix
@@ -58,6 +64,14 @@ cuda: $(INSTALLED)  ## Run the tests that need a CUDA device
 .PHONY: network
 network: $(INSTALLED)  ## Run the tests that need root and network namespaces
 	$(BIN)/python -m pytest -m network $(ARGS)
+
+.PHONY: test-peers
+test-peers: $(INSTALLED) peers  ## Run the tests of the benchmark's peers
+	$(BIN)/python -m pytest -m peers $(ARGS)
+
+.PHONY: bench
+bench: $(INSTALLED)  ## Run the quick benchmark on an emulated cluster (needs root): about three minutes
+	$(BIN)/python examples/benchmarks/run.py --quick $(ARGS)
 
 .PHONY: lint
 lint: $(INSTALLED)  ## Check style, formatting and types

@@ -1,0 +1,63 @@
+"""What one benchmark run is: everything that a rank must know, as JSON on its command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Job:
+    """One peer training one model on N ranks.
+
+    Attributes:
+        peer: Name of an adapter in ``examples.benchmarks.peers``.
+        model: ``"lm"``, ``"gnmt"``, ``"transformer"`` or ``"bert"``.
+        size: ``"small"``, or ``"paper"``.
+        ranks: N.
+        optimizer: ``"sgd"``, ``"adam"`` or ``"adagrad"``.
+        vocabulary: Rows of each table; 0: the size's default.
+        dim: Columns of each table; 0: the size's default.
+        batch: Sequences per rank and step; 0: the size's default.
+        length: Tokens per sequence; 0: the size's default.
+        warmup: Steps that are not measured.
+        steps: Measured steps.
+        seed: Of weights and batches, the same for every peer.
+        exponent: Of the Zipf distribution of ids; 0: real text.
+        text: File with text, empty: the default text. Used where ``exponent`` is 0.
+        compute: ``"real"`` or ``"emulated"``.
+        compute_ms: Emulated time of a step's forward and backward, in ms.
+        wire_dtype: ``""``, ``"bf16"`` or ``"fp16"``; only ``embrace`` has it.
+    """
+
+    peer: str
+    model: str
+    size: str = "small"
+    ranks: int = 2
+    optimizer: str = "sgd"
+    vocabulary: int = 0
+    dim: int = 0
+    batch: int = 0
+    length: int = 0
+    warmup: int = 2
+    steps: int = 5
+    seed: int = 1
+    exponent: float = 1.1
+    text: str = ""
+    compute: str = "real"
+    compute_ms: float = 0.0
+    wire_dtype: str = ""
+
+    def to_json(self) -> str:
+        """For the command line."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        """The inverse of :meth:`to_json`."""
+        return cls(**json.loads(text))
+
+    def same_work_as(self, other: Job) -> bool:
+        """Whether two jobs must produce the same losses."""
+        return dataclasses.replace(self, peer=other.peer, wire_dtype=other.wire_dtype) == other

@@ -1,0 +1,190 @@
+"""Measures ``embrace`` beside what a user would pick instead, on the same model, data, seeds and network, in one run.
+
+``python examples/benchmarks/run.py --models lm,bert --ranks 4,8 --rate 1gbit`` writes JSON lines, a Markdown table and
+plots into a folder. ``--quick`` ends in about three minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from examples.benchmarks.cluster import Cluster, run_ranks  # noqa: E402
+from examples.benchmarks.data import make_source  # noqa: E402
+from examples.benchmarks.job import Job  # noqa: E402
+from examples.benchmarks.peers import PEERS  # noqa: E402
+from examples.benchmarks.plots import draw  # noqa: E402
+from examples.benchmarks.rates import parse_rate  # noqa: E402
+from examples.benchmarks.report import markdown, summarise, volumes  # noqa: E402
+from examples.benchmarks.token_statistics import markdown as tables  # noqa: E402
+from examples.benchmarks.token_statistics import statistics  # noqa: E402
+from examples.models.registry import batch_spec  # noqa: E402
+
+
+def python_of(environment: str) -> Path:
+    """The interpreter of a peer's virtual environment."""
+    return Path(sys.executable) if environment == "main" else ROOT / ".venvs" / environment / "bin" / "python"
+
+
+def measure(job: Job, cluster: Any, timeout: float) -> dict[str, Any]:
+    """Runs one job on a cluster.
+
+    Returns:
+        A record: the job, and by rank what was measured or an error.
+    """
+    peer = PEERS[job.peer]
+    python = python_of(peer.environment)
+    if job.optimizer not in peer.optimizers:
+        return _refused(job, f"runs with {', '.join(peer.optimizers)} only")
+    if not python.exists():
+        return _refused(job, f"its environment {python.parents[1].relative_to(ROOT)} is missing: run `make peers`")
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / f"{rank}.json" for rank in range(job.ranks)]
+        commands = [[str(python), "-m", "examples.benchmarks.worker", job.to_json(), str(file)] for file in files]
+        # Lightning would give each rank all cores, and OpenMP threads of several ranks fight over them
+        environment = [{"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}] * job.ranks
+        outcomes = run_ranks(cluster, commands, environment, timeout, cwd=ROOT)
+        results = [
+            json.loads(file.read_text()) if file.exists() else {"error": outcome.describe(lines=5)}
+            for file, outcome in zip(files, outcomes)
+        ]
+    return {"job": json.loads(job.to_json()), "results": results}
+
+
+def _refused(job: Job, why: str) -> dict[str, Any]:
+    return {"job": json.loads(job.to_json()), "results": [{"error": why}] * job.ranks}
+
+
+def machine() -> dict[str, Any]:
+    """Where and when this was measured."""
+    command = ["git", "describe", "--always", "--dirty"]
+    commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return {
+        "machine": platform.platform(),
+        "cores": os.cpu_count(),
+        "commit": commit.stdout.strip(),
+        "time": time.strftime("%Y-%m-%d %H:%M:%S"),
+    }
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    names = lambda text: text.split(",")  # noqa: E731
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=names, default=["lm"], help="of lm, gnmt, transformer, bert")
+    parser.add_argument("--ranks", type=lambda t: [int(n) for n in names(t)], default=[2])
+    parser.add_argument("--peers", type=names, default=list(PEERS), help=f"of {', '.join(PEERS)}")
+    parser.add_argument("--optimizers", type=names, default=["sgd"], help="of sgd, adam, adagrad")
+    parser.add_argument("--rate", default="1gbit", help="of every link, as tc has it; or one per rank, by commas")
+    parser.add_argument("--delay", default="", help="of every link, as tc has it")
+    parser.add_argument("--compute", choices=("real", "emulated"), default="real")
+    parser.add_argument("--compute-ms", type=float, default=0.0, help="emulated time of forward and backward")
+    parser.add_argument("--size", choices=("small", "paper"), default="small")
+    for name in ("vocabulary", "dim", "batch", "length"):
+        parser.add_argument(f"--{name}", type=int, default=0, help="0: the size's default")
+    parser.add_argument("--exponent", type=float, default=1.1, help="of the ids' Zipf distribution; 0: real text")
+    parser.add_argument("--text", default="", help="file for real text")
+    parser.add_argument("--wire-dtype", default="", choices=("", "bf16", "fp16"), help="embrace only; changes numbers")
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--repetitions", type=int, default=3, help="interleaved: every peer once, then again")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one job")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmark-results" / time.strftime("%Y%m%d-%H%M%S"))
+    parser.add_argument("--quick", action="store_true", help="LM at 2 ranks, once: about three minutes")
+    chosen = parser.parse_args(arguments)
+    if chosen.quick:
+        chosen.models, chosen.ranks, chosen.repetitions, chosen.steps, chosen.rate = ["lm"], [2], 1, 5, "100mbit"
+    return chosen
+
+
+def jobs(chosen: argparse.Namespace, model: str, ranks: int, optimizer: str) -> list[Job]:
+    """One job per peer, alike but for the peer."""
+    return [
+        Job(
+            peer=peer,
+            model=model,
+            size=chosen.size,
+            ranks=ranks,
+            optimizer=optimizer,
+            vocabulary=chosen.vocabulary,
+            dim=chosen.dim,
+            batch=chosen.batch,
+            length=chosen.length,
+            warmup=chosen.warmup,
+            steps=chosen.steps,
+            seed=chosen.seed,
+            exponent=chosen.exponent,
+            text=chosen.text,
+            compute=chosen.compute,
+            compute_ms=chosen.compute_ms,
+            wire_dtype=chosen.wire_dtype if peer.startswith("embrace") else "",
+        )
+        for peer in chosen.peers
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the benchmark."""
+    chosen = parse(arguments)
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    rate: Any = chosen.rate.split(",") if "," in chosen.rate else chosen.rate
+    about = {**machine(), "rate": chosen.rate, "delay": chosen.delay, "command": " ".join(sys.argv)}
+    records = []
+    with (chosen.out / "records.jsonl").open("w") as log:
+        for ranks in chosen.ranks:
+            with Cluster(ranks, rate=rate, delay=chosen.delay or None) as cluster:
+                about["network"] = cluster.description
+                for model, optimizer in itertools.product(chosen.models, chosen.optimizers):
+                    for repetition in range(chosen.repetitions):
+                        for job in jobs(chosen, model, ranks, optimizer):
+                            record = {**measure(job, cluster, chosen.timeout), "repetition": repetition, **about}
+                            records.append(record)
+                            log.write(json.dumps(record) + "\n")
+                            log.flush()
+                            _say(record)
+    rows = summarise(records)
+    rates = [parse_rate(r) for r in ([rate] if isinstance(rate, str) else rate)]
+    slowest = min((r for r in rates if r is not None), default=0)
+    parts = [_tokens(chosen), markdown(rows, slowest / 8), "#### Counted payload", volumes(rows)]
+    text = "\n\n".join(parts) + "\n"
+    heading = "\n".join(f"- {key}: {value}" for key, value in {**about, "compute": chosen.compute}.items())
+    (chosen.out / "report.md").write_text(f"{heading}\n\n{text}")
+    draw(rows, chosen.out)
+    print(f"\n{text}\n{chosen.out}")
+
+
+def _tokens(chosen: argparse.Namespace) -> str:
+    """Statistics of the batches, since every result depends on them."""
+    parts = []
+    for model in chosen.models:
+        spec = batch_spec(model, chosen.size, chosen.vocabulary or None, chosen.batch or None, chosen.length or None)
+        source = make_source(spec, chosen.exponent, chosen.text)
+        counted = statistics(spec, source, max(chosen.ranks), steps=3, seed=chosen.seed)
+        parts.append(f"#### Batches of {model} on {max(chosen.ranks)} ranks: {source.name}\n\n{tables(counted)}")
+    return "\n\n".join(parts)
+
+
+def _say(record: dict[str, Any]) -> None:
+    job, results = record["job"], record["results"]
+    errors = [r["error"] for r in results if "error" in r]
+    seconds = [s["seconds"] for s in results[0].get("steps", [])]
+    what = f"did not run: {errors[0][:200]}" if errors else f"{sorted(seconds)[len(seconds) // 2]:.3f} s a step"
+    print(f"{job['model']} N={job['ranks']} {job['optimizer']} {job['peer']}: {what}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""A job's model and this rank's batches, the same for every peer."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from examples.benchmarks.compute import set_compute, spread
+from examples.benchmarks.data import StepBatches, make_source
+from examples.benchmarks.job import Job
+from examples.benchmarks.peers import PEERS
+from examples.models.registry import batch_spec, build, embedding_share
+
+
+def rank() -> int:
+    """This process' rank, as the launcher says it."""
+    return int(os.environ.get("NODE_RANK", 0)) + int(os.environ.get("LOCAL_RANK", 0))
+
+
+class Work:
+    """What a peer trains.
+
+    Args:
+        job: The job.
+
+    Attributes:
+        model: A LightningModule whose ``training_step`` returns the loss.
+        batches: This rank's batches, one per step.
+        share: The tables' share of the parameters.
+    """
+
+    def __init__(self, job: Job) -> None:
+        torch.manual_seed(job.seed)
+        chosen = {"vocabulary": job.vocabulary or None}
+        spec = batch_spec(job.model, job.size, batch=job.batch or None, length=job.length or None, **chosen)  # type: ignore[arg-type]
+        self.model = build(
+            job.model,
+            job.size,  # type: ignore[arg-type]
+            dim=job.dim or None,
+            sparse=PEERS[job.peer].sparse,
+            optimizer=job.optimizer,  # type: ignore[arg-type]
+            **chosen,  # type: ignore[arg-type]
+        )
+        self.share = embedding_share(self.model)
+        if job.compute == "emulated":
+            set_compute(self.model, "emulated", spread(self.model, job.compute_ms / 1e3))  # type: ignore[arg-type]
+        source = make_source(spec, job.exponent, job.text)
+        self.batches = list(StepBatches(spec, source, rank(), job.warmup + job.steps, job.seed))

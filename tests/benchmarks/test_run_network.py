@@ -1,0 +1,63 @@
+"""The harness on a real emulated cluster. Needs root and network namespaces."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = [sys.executable, "examples/benchmarks/run.py", "--models", "lm", "--ranks", "2", "--repetitions", "1"]
+SMALL = ["--steps", "2", "--warmup", "1", "--vocabulary", "5000", "--dim", "32", "--batch", "2", "--length", "8"]
+
+pytestmark = [
+    pytest.mark.network,
+    pytest.mark.skipif(os.geteuid() != 0, reason="making network namespaces needs root"),
+]
+
+
+def namespaces() -> set[str]:
+    """Names of all network namespaces of the machine."""
+    listed = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
+    return {line.split()[0] for line in listed.splitlines() if line.split()}
+
+
+def test_a_few_steps_beside_ddp(tmp_path):
+    """Two peers train the same model on two namespaces: same losses, bytes counted on the links, nothing left."""
+    before = namespaces()
+    command = [*RUN, *SMALL, "--peers", "embrace,ddp", "--rate", "1gbit", "--out", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=240)
+    records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert [r["job"]["peer"] for r in records] == ["embrace", "ddp"]
+    for record in records:
+        for result in record["results"]:
+            assert len(result["steps"]) == 2
+            assert all(step["sent"] > 0 for step in result["steps"])
+    report = (tmp_path / "report.md").read_text()
+    assert "**no**" not in report
+    assert "did not run" not in report
+    assert (tmp_path / "steps-lm-sgd.png").stat().st_size > 1000
+    assert namespaces() <= before
+
+
+def test_an_interrupted_run_leaves_no_namespace(tmp_path):
+    """Ctrl-C in the middle of a job removes the cluster and ends the ranks."""
+    before = namespaces()
+    command = [*RUN, *SMALL, "--peers", "ddp", "--steps", "5000", "--out", str(tmp_path)]
+    run = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    deadline = time.monotonic() + 60
+    while not namespaces() - before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert namespaces() - before
+    os.killpg(run.pid, signal.SIGINT)
+    run.wait(timeout=60)
+    assert run.returncode != 0
+    assert namespaces() <= before
