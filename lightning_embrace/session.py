@@ -145,15 +145,14 @@ class Session:
         mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
         tables = [t for t in self.tables if id(t.parameter) in mine]
 
-        def before(*_: object) -> None:
+        def after(*_: object) -> None:
+            # not before the step: its closure runs backward, and a window of accumulation may be open until then
             late = [t.name for t in tables if t.window.used]
             if late:
                 raise RuntimeError(
-                    f"The optimizer is about to step, but the gradients of {', '.join(late)} have not been"
-                    " synchronised. Call `self.manual_backward(loss)` instead of `loss.backward()`."
+                    f"The optimizer has stepped, but the gradients of {', '.join(late)} have not been synchronised."
+                    " Call `self.manual_backward(loss)` instead of `loss.backward()`."
                 )
-
-        def after(*_: object) -> None:
             self.step += 1
             self.comm.traffic.steps += 1
             for table in tables:
@@ -161,7 +160,7 @@ class Session:
             if self._service is not None:
                 self._service.advance()
 
-        self._hooks += [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
+        self._hooks.append(optimizer.register_step_post_hook(after))
 
     def _close_rounds(self) -> None:
         if self.in_training_step:
