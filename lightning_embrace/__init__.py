@@ -1,10 +1,11 @@
 """PyTorch Lightning strategies for models with large embeddings; importing the package registers them by name."""
 
-from lightning_embrace.comm.control import RankFailedError
 from lightning_embrace.registry import register
-from lightning_embrace.strategy import EmbRaceStrategy
+
+register()  # before the modules below import Lightning: it notes what the program itself has imported
+
+from lightning_embrace.comm.control import RankFailedError  # noqa: E402
+from lightning_embrace.strategy import EmbRaceStrategy  # noqa: E402
 
 __all__ = ["EmbRaceStrategy", "RankFailedError"]
 __version__ = "0.1.0.dev0"
-
-register()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import zlib
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -83,6 +84,8 @@ class DistributedMixin(_Base):
     def setup_environment(self) -> None:
         """Joins the default process group, on which Lightning and torchmetrics communicate."""
         super().setup_environment()
+        if self.config.start_method == "forkserver" and self.lightning_module is not None:
+            _unshare(self.lightning_module)
         self.namespace.get_fabric("utilities.seed.reset_seed")()
         self.set_world_ranks()
         if dist.is_initialized():
@@ -164,3 +167,12 @@ class DistributedMixin(_Base):
             sync = self.namespace.get_fabric("utilities.distributed._sync_ddp_if_available")
             return sync(tensor, group, reduce_op=reduce_op)
         return tensor
+
+
+def _unshare(model: nn.Module) -> None:
+    """Pickling puts tensors into shared memory, where the ranks would train one model between them.
+
+    Lightning takes them out again for ``start_method="spawn"`` only.
+    """
+    for tensor in itertools.chain(model.parameters(), model.buffers()):
+        tensor.data = tensor.data.clone()

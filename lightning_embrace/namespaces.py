@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
+
+from lightning_utilities.core import rank_zero
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,11 @@ class Namespace:
         """Whether it can be imported."""
         return find_spec(self.name.partition(".")[0]) is not None
 
+    @property
+    def imported(self) -> bool:
+        """Whether the program has imported it already."""
+        return self.name in sys.modules
+
     def get(self, path: str) -> Any:
         """Imports ``path`` below the package: ``"strategies.ParallelStrategy"``."""
         module, _, name = path.rpartition(".")
@@ -35,9 +44,19 @@ class Namespace:
         module, _, name = path.rpartition(".")
         return getattr(import_module(f"{self.fabric}.{module}"), name)
 
+    def take_messages(self) -> None:
+        """Makes this namespace's logger the one of Lightning's rank-zero messages, unless the program has set its own.
+
+        They have one logger for both namespaces. Which one would depend on the order of imports, and a program that
+        sets the level of its namespace's logger would be ignored.
+        """
+        if rank_zero.log.name in [f"{namespace.name}.utilities.rank_zero" for namespace in NAMESPACES]:
+            rank_zero.log = logging.getLogger(f"{self.name}.utilities.rank_zero")
+
 
 LIGHTNING = Namespace("lightning.pytorch", "lightning.fabric")
 PYTORCH_LIGHTNING = Namespace("pytorch_lightning", "lightning_fabric")
+NAMESPACES = (LIGHTNING, PYTORCH_LIGHTNING)
 
 
 def other(namespace: Namespace) -> Namespace:

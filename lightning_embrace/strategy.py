@@ -27,10 +27,7 @@ from lightning_embrace.session import Session
 from lightning_embrace.tables.find import find_tables
 
 _TIMEOUT = timedelta(minutes=30)
-_CLASS_PATH = {
-    "lightning.pytorch": "lightning_embrace.EmbRaceStrategy",
-    "pytorch_lightning": "lightning_embrace.pytorch_lightning.EmbRaceStrategy",
-}
+_MODULE = {"lightning.pytorch": "lightning_embrace", "pytorch_lightning": "lightning_embrace.pytorch_lightning"}
 
 
 class EmbRaceMixin(DistributedMixin):
@@ -53,6 +50,7 @@ class EmbRaceMixin(DistributedMixin):
         checkpoint_io: Any = None,
         precision_plugin: Any = None,
     ) -> None:
+        self.namespace.take_messages()
         super().__init__(
             accelerator=accelerator,
             parallel_devices=parallel_devices,
@@ -320,9 +318,11 @@ class EmbRaceMixin(DistributedMixin):
             )
 
     def __repr__(self) -> str:
+        # Lightning's error about a strategy of the other namespace shows this
+        there = other(self.namespace)
         return (
-            f"<EmbRaceStrategy for {self.namespace.name}: its Trainer must be imported from {self.namespace.name} too,"
-            f" for {other(self.namespace).name} take {_CLASS_PATH[other(self.namespace).name]}>"
+            f"<EmbRaceStrategy for the Trainer of {self.namespace.name}; for that of {there.name}:"
+            f" from {_MODULE[there.name]} import EmbRaceStrategy>"
         )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing as mp
 import os
+import random
 import socket
 import time
 import traceback
@@ -20,10 +22,12 @@ class RemoteError(AssertionError):
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """A port that was free a moment ago, below those that the kernel hands out: nobody gets it by chance meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(12_000, 32_000)
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("", port))
+            return port
 
 
 def _serve(rank: int, world_size: int, port: int, pipe: Any) -> None:
@@ -121,3 +125,48 @@ class Ranks:
             theirs.close()
             self._processes.append(process)
             self._pipes.append(ours)
+
+
+def _run_by_hand(environment: dict[str, str], function: Callable[..., Any], args: tuple[Any, ...], pipe: Any) -> None:
+    os.environ.update({"OMP_NUM_THREADS": "1", **environment})
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        pipe.send((True, function(*args)))
+    except BaseException:
+        pipe.send((False, traceback.format_exc()))
+
+
+def run_by_hand(environments: list[dict[str, str]], function: Callable[..., Any], *args: Any) -> list[Any]:
+    """Calls a module-level function in one new process per environment, as a cluster's scheduler would start them.
+
+    Returns:
+        The results.
+
+    Raises:
+        RemoteError: A process raised or did not answer within two minutes.
+    """
+    started = []
+    for environment in environments:
+        ours, theirs = _CONTEXT.Pipe()
+        process = _CONTEXT.Process(target=_run_by_hand, args=(environment, function, args, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        started.append((process, ours))
+    deadline = time.monotonic() + 120.0
+    outcomes: list[tuple[bool, Any]] = []
+    for _, pipe in started:
+        try:
+            ready = pipe.poll(max(0.0, deadline - time.monotonic()))
+            outcomes.append(pipe.recv() if ready else (False, "no answer within two minutes"))
+        except EOFError:
+            outcomes.append((False, "the process died"))
+    for process, pipe in started:
+        if any(not ok for ok, _ in outcomes):
+            process.kill()
+        process.join(30.0)
+        pipe.close()
+    if not all(ok for ok, _ in outcomes):
+        raise RemoteError("\n".join(f"--- process {n}: {value}" for n, (_, value) in enumerate(outcomes)))
+    return [value for _, value in outcomes]
