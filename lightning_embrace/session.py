@@ -18,9 +18,10 @@ from lightning_embrace.tables.gradients import GradientExchange
 from lightning_embrace.tables.lookup import TableHandle
 from lightning_embrace.tables.modules import give_back, take_over
 from lightning_embrace.tables.replicated import ReplicatedSync, ReplicatedTable
+from lightning_embrace.tables.request import PooledRequest
 from lightning_embrace.tables.rounds import LookupRounds
 from lightning_embrace.tables.shard import gather_columns, scatter_columns
-from lightning_embrace.tables.table import PooledRequest, ShardedTable
+from lightning_embrace.tables.table import ShardedTable
 
 
 class Session:
@@ -48,6 +49,8 @@ class Session:
         self.in_step = False
         #: look-ups run as rounds and collect gradients
         self.in_training_step = False
+        #: look-ups are those of activation checkpointing, whose rows are here
+        self.in_backward = False
         self._inside_training_step = False
         self._accumulating = False
         self.released = False
@@ -104,7 +107,7 @@ class Session:
             synchronise: False while gradients are accumulated over several batches.
         """
         self._close_rounds()
-        self.in_training_step = True  # recomputed look-ups (activation checkpointing) find their rows here
+        self.in_training_step = self.in_backward = True
         if synchronise:
             self._dense.begin()
 
@@ -115,6 +118,7 @@ class Session:
             synchronise: As in :meth:`before_backward`.
         """
         self._accumulating = not synchronise
+        self.in_backward = False
         if synchronise:
             self._dense.send_rest()
             parts = (self._gradients, self._replicated)
@@ -162,6 +166,11 @@ class Session:
 
         self._hooks.append(optimizer.register_step_post_hook(after))
 
+    def meet(self) -> None:
+        """Call before any other collective: inside a training step the ranks' look-ups come first."""
+        if self.in_training_step and not self.in_backward:
+            self._rounds.meet()
+
     def _close_rounds(self) -> None:
         if self.in_training_step:
             self._rounds.drain(self._dense.fingerprint())
@@ -196,7 +205,7 @@ class Session:
 
     def refuse(self, table: ShardedTable, bad_id: int) -> None:
         """Raises IndexError; in a training step on every rank at once."""
-        if self.in_training_step:
+        if self.in_training_step and not self.in_backward:
             self._rounds.refuse(table, bad_id)
         self._rounds.raise_bad_id(self.comm.rank, table, bad_id)
 
@@ -246,7 +255,7 @@ class Session:
         self.release()
         for spec in self.specs:
             if spec.place == "sharded":
-                for module in spec.modules.values():
+                for module in spec.lookups():
                     give_back(module)
 
     def release(self) -> None:
@@ -266,7 +275,7 @@ class Session:
         parameter.data = scatter_columns(comm, table, parameter.data)
         table.forget()
         handle = TableHandle(table, self)
-        for module in spec.modules.values():
+        for module in spec.lookups():
             take_over(module, handle)
         self._hooks.append(parameter.register_post_accumulate_grad_hook(_refuse_gradient(spec.name)))
         return table

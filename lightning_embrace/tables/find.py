@@ -24,7 +24,7 @@ class TableSpec:
         name: Name of its first module.
         parameter: Its weight; later this rank's shard of it.
         shape: V, D of the whole table.
-        modules: The look-up modules that use it, by name.
+        modules: The look-up modules that use it, by name; a module registered twice stands under both names.
         owners: Other ``module.parameter`` names that use the same weight (tying).
         sparse: ``sparse=True`` was asked for.
         place: ``"sharded"`` (column-wise over the ranks); ``"replicated"`` (whole on every rank, gradient as rows or
@@ -46,6 +46,10 @@ class TableSpec:
         """Size of the whole table."""
         return self.shape[0] * self.shape[1] * self.parameter.element_size()
 
+    def lookups(self) -> list[nn.Embedding | nn.EmbeddingBag]:
+        """The look-up modules, each once."""
+        return list(dict.fromkeys(self.modules.values()))
+
 
 def find_tables(model: nn.Module, patterns: Literal["auto"] | Sequence[str]) -> list[TableSpec]:
     """Finds every ``nn.Embedding`` and ``nn.EmbeddingBag`` of a model and decides where its table lives.
@@ -62,10 +66,12 @@ def find_tables(model: nn.Module, patterns: Literal["auto"] | Sequence[str]) -> 
         ValueError: A pattern matches no table, or a table is not initialised or asks for what torch refuses.
     """
     specs: dict[int, TableSpec] = {}
-    for name, module in model.named_modules():
+    computed: list[str] = []
+    for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
             weight = module._parameters.get("weight")
-            if weight is None:  # parametrised: the weight is computed, not stored
+            if weight is None:
+                computed.append(name)
                 continue
             _refuse_what_torch_refuses(name, module)
             spec = specs.setdefault(id(weight), TableSpec(name, weight, (weight.shape[0], weight.shape[1])))
@@ -74,8 +80,8 @@ def find_tables(model: nn.Module, patterns: Literal["auto"] | Sequence[str]) -> 
     for name, module in model.named_modules(remove_duplicate=False):
         for key, parameter in module._parameters.items():
             spec_of = specs.get(id(parameter))
-            if spec_of is not None and not (name in spec_of.modules or _is_lookup(module, key)):
-                spec_of.owners.append(f"{name}.{key}")
+            if spec_of is not None and not _is_lookup(module, key):
+                spec_of.owners.append(f"{name}.{key}" if name else key)
     found = list(specs.values())
     for spec in found:
         if len({m.sparse for m in spec.modules.values()}) > 1:
@@ -84,7 +90,7 @@ def find_tables(model: nn.Module, patterns: Literal["auto"] | Sequence[str]) -> 
                 " sparse=False. Give them the same value."
             )
         spec.place, spec.reason = _place(spec, patterns)
-    _check_patterns(found, patterns)
+    _check_patterns(found, computed, patterns)
     return found
 
 
@@ -110,16 +116,17 @@ def _place(spec: TableSpec, patterns: Literal["auto"] | Sequence[str]) -> tuple[
     return "replicated", "not matched by tables="
 
 
-def _check_patterns(specs: list[TableSpec], patterns: Literal["auto"] | Sequence[str]) -> None:
+def _check_patterns(specs: list[TableSpec], computed: list[str], patterns: Literal["auto"] | Sequence[str]) -> None:
     if patterns == "auto":
         return
     names = [name for spec in specs for name in spec.modules]
+    whole = f" Parametrised, so without a table to shard: {', '.join(computed)}." if computed else ""
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern.removeprefix("!")) for name in names):
             raise ValueError(
                 f"EmbRaceStrategy(tables=...): the pattern {pattern!r} matches no embedding of the model. It has:"
-                f" {', '.join(names) or 'none'}. Write names or patterns of modules, such as 'encoder.embedding' or"
-                " '*embedding*'; '!name' excludes one."
+                f" {', '.join(names) or 'none'}.{whole} Write names or patterns of modules, such as"
+                " 'encoder.embedding' or '*embedding*'; '!name' excludes one."
             )
 
 
@@ -129,7 +136,7 @@ def _refuse_what_torch_refuses(name: str, module: nn.Embedding | nn.EmbeddingBag
         raise ValueError(
             f"Table {name!r} is not initialised. Build it in `configure_model` or run a dry forward first."
         )
-    if module.sparse and module.scale_grad_by_freq:
+    if module.sparse and module.scale_grad_by_freq and module.weight.requires_grad:
         raise ValueError(f"Table {name!r}: scale_grad_by_freq is not supported with sparse=True. Set one of them.")
     if isinstance(module, nn.EmbeddingBag) and module.mode == "max":
         for option in ("sparse", "scale_grad_by_freq"):

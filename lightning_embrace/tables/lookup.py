@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lightning_embrace.tables.table import PooledRequest, ShardedTable
+from lightning_embrace.tables.request import PooledRequest
+from lightning_embrace.tables.table import ShardedTable
 from lightning_embrace.tables.window import Window
 
 
@@ -17,8 +18,8 @@ class Source(Protocol):
     """Where a table's rows come from: numbered rounds in a training step, request and serve elsewhere."""
 
     in_training_step: bool
+    in_backward: bool
     in_step: bool
-    step: int
 
     def fetch_rows(self, table: ShardedTable, ids_U: Tensor) -> Tensor:
         """Rows of unique valid ids in full width, [U, D]."""
@@ -51,64 +52,79 @@ class TableHandle:
         # makes autograd call the look-up's backward; the rows themselves are no part of the graph
         self._anchor = torch.zeros((), device=table.parameter.device, requires_grad=True)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> TableHandle:
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Copies and pickles of the module come by here."""
         raise RuntimeError(
-            f"A copy of the module that holds table {self.table.name!r} was made during training, while the table is"
-            " sharded over the ranks. Copy the model before or after `fit`, or exclude the table with `tables=`."
+            f"A copy or pickle of the module that holds table {self.table.name!r} was made during training, while the"
+            " table is sharded over the ranks. Copy the model before or after `fit`, save with"
+            " `trainer.save_checkpoint`, or keep the table whole:"
+            f" EmbRaceStrategy(tables=['*', '!{self.table.name}'])."
         )
 
     def check_ids(self, ids: Tensor) -> None:
-        """Raises IndexError on every rank when an id is outside [0, V)."""
+        """Raises as torch does when ids are no ids, and IndexError on every rank when one is outside [0, V)."""
+        if ids.dtype not in (torch.int32, torch.int64):
+            raise RuntimeError(
+                f"The ids of a look-up in table {self.table.name!r} must be int32 or int64, but got {ids.dtype}. Write"
+                " `ids.long()`."
+            )
         if ids.numel() == 0:
             return
-        low, high = torch.aminmax(ids)
-        if int(low) < 0 or int(high) >= self.table.rows:
-            self.source.refuse(self.table, int(low) if int(low) < 0 else int(high))
+        low, high = (int(bound) for bound in torch.aminmax(ids))
+        if low < 0 or high >= self.table.rows:
+            self.source.refuse(self.table, low if low < 0 else high)
 
-    def unique_rows(self, ids: Tensor, padding_idx: int | None) -> tuple[Tensor, Tensor, int | None]:
-        """Fetches the rows of some ids.
+    def rows(self, ids_U: Tensor, padding: int | None = None) -> Tensor:
+        """Fetches rows.
 
         Args:
-            ids: Integer ids of any shape.
-            padding_idx: An id whose row receives no gradient.
+            ids_U: Unique, valid int64 ids.
+            padding: Position of the id whose row receives no gradient.
 
         Returns:
-            The unique rows [U, D], for each id its position among them (shaped as ``ids``), and the position of
-            ``padding_idx``, None where it does not occur.
+            The rows [U, D]; their gradient goes to the owners.
         """
-        self.check_ids(ids)
-        ids_U, inverse = torch.unique(ids.long(), return_inverse=True)
-        padding = None
-        if padding_idx is not None:
-            place = int(torch.searchsorted(ids_U, padding_idx))
-            if place < ids_U.numel() and int(ids_U[place]) == padding_idx:
-                padding = place
         if not self.source.in_training_step:
-            return self.source.fetch_rows(self.table, ids_U), inverse, padding
+            rows_UD = self.source.fetch_rows(self.table, ids_U)
+            return _refuse_backward(self._anchor, self.table, rows_UD) if self.wants_gradient() else rows_UD
         window = self.table.window
         missing_M = window.missing(ids_U)
         if missing_M.numel() > 0:
             window.add(missing_M, self.source.fetch_rows(self.table, missing_M))
         position_U = window.positions(ids_U)
-        if self._wants_gradient():
-            keep_U = None
-            if padding is not None:
-                keep_U = torch.ones_like(ids_U, dtype=torch.bool)
-                keep_U[padding] = False
-            return _take_rows(self._anchor, self.table, window, position_U, keep_U), inverse, padding
-        return window.rows_UD[position_U], inverse, padding
+        if not self.wants_gradient():
+            return window.rows_UD[position_U]
+        keep_U = None
+        if padding is not None:
+            keep_U = torch.ones_like(ids_U, dtype=torch.bool)
+            keep_U[padding] = False
+        return _take_rows(self._anchor, self.table, window, position_U, keep_U)
 
     def pooled(self, request: PooledRequest) -> Tensor:
         """Fetches sums or means of bags, [B, D]."""
         window = self.table.window
         number = len(self.table.asked_pooled[self.table.rank])
         bags_BD = self.source.fetch_pooled(self.table, request)
-        if not self._wants_gradient():
-            return bags_BD
-        return _collect_pooled(self._anchor, self.table, window, bags_BD, number)
+        window.bags.append((request, bags_BD))
+        return self._collect(number)
 
-    def _wants_gradient(self) -> bool:
+    def pooled_before(self, request: PooledRequest) -> Tensor | None:
+        """Sums or means that this window has fetched already: a forward pass that backward repeats."""
+        for number, (earlier, _) in enumerate(self.table.window.bags):
+            if earlier.same_as(request):
+                return self._collect(number)
+        return None
+
+    def wants_gradient(self) -> bool:
+        """Whether torch would record a look-up here."""
         return torch.is_grad_enabled() and self.table.parameter.requires_grad
+
+    def _collect(self, number: int) -> Tensor:
+        window = self.table.window
+        bags_BD = window.bags[number][1]
+        if not self.wants_gradient():
+            return bags_BD.clone()
+        return _collect_pooled(self._anchor, self.table, window, bags_BD, number)
 
 
 def _stale(table: ShardedTable, window: Window) -> None:
@@ -126,14 +142,16 @@ class _TakeRows(torch.autograd.Function):
     def forward(
         ctx: Any, anchor: Tensor, table: ShardedTable, window: Window, position_U: Tensor, keep_U: Tensor | None
     ) -> Tensor:
+        ctx.set_materialize_grads(False)
         ctx.table, ctx.window, ctx.position_U, ctx.keep_U = table, window, position_U, keep_U
         return window.rows_UD.index_select(0, position_U)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_UD: Tensor) -> tuple[None, ...]:
+    def backward(ctx: Any, grad_UD: Tensor | None) -> tuple[None, ...]:
         _stale(ctx.table, ctx.window)
-        ctx.window.accumulate(ctx.position_U, grad_UD, ctx.keep_U)
+        if grad_UD is not None:  # undefined: nothing reached the rows, as if they had not been looked up
+            ctx.window.accumulate(ctx.position_U, grad_UD, ctx.keep_U)
         return None, None, None, None, None
 
 
@@ -142,16 +160,36 @@ class _CollectPooled(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, table: ShardedTable, window: Window, bags_BD: Tensor, number: int) -> Tensor:
+        ctx.set_materialize_grads(False)
         ctx.table, ctx.window, ctx.number = table, window, number
-        return bags_BD.view_as(bags_BD)
+        return bags_BD.clone()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_BD: Tensor) -> tuple[None, ...]:
+    def backward(ctx: Any, grad_BD: Tensor | None) -> tuple[None, ...]:
         _stale(ctx.table, ctx.window)
-        ctx.window.accumulate_pooled(ctx.number, grad_BD)
+        if grad_BD is not None:
+            ctx.window.accumulate_pooled(ctx.number, grad_BD)
         return None, None, None, None, None
+
+
+class _RefuseBackward(torch.autograd.Function):
+    """Rows looked up outside a training step: they require a gradient as torch has it, but none can travel."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, table: ShardedTable, rows_UD: Tensor) -> Tensor:
+        ctx.table = table
+        return rows_UD.view_as(rows_UD)
+
+    @staticmethod
+    def backward(ctx: Any, grad_UD: Tensor) -> tuple[None, ...]:
+        raise RuntimeError(
+            f"backward() reached a look-up in table {ctx.table.name!r} that was made outside `training_step`, where the"
+            " ranks exchange no gradients. Make the look-up in `training_step`, detach its result, or keep the table"
+            f" whole: EmbRaceStrategy(tables=['*', '!{ctx.table.name}'])."
+        )
 
 
 _take_rows: Callable[..., Tensor] = _TakeRows.apply
 _collect_pooled: Callable[..., Tensor] = _CollectPooled.apply
+_refuse_backward: Callable[..., Tensor] = _RefuseBackward.apply

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_embrace.tables.bags import pooled_is_smaller, to_bags
 from lightning_embrace.tables.lookup import TableHandle
+from lightning_embrace.tables.request import PooledRequest
 from lightning_embrace.tables.state import load_shard, shard_as_dtensor
 
 #: more pooled look-ups of one table in one step exchange rows: their bits must fit one header field
@@ -22,6 +24,17 @@ class _Sharded(nn.Module):
     """What both kinds share: the guarded weight and the shard's place in state dicts."""
 
     _embrace: TableHandle
+
+    def _handle(self) -> TableHandle:
+        """The way to the rows, if the weight is still the one that was sharded."""
+        handle = self._embrace
+        if self._parameters["weight"] is not handle.table.parameter:
+            raise RuntimeError(
+                f"`{handle.table.name}.weight` was replaced by another tensor (functional_call, or an assignment) while"
+                " the table is sharded, and a look-up would not see it. Keep the table whole:"
+                f" EmbRaceStrategy(tables=['*', '!{handle.table.name}'])."
+            )
+        return handle
 
     @property
     def weight(self) -> nn.Parameter:
@@ -40,13 +53,28 @@ class _Sharded(nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "weight"] = shard_as_dtensor(self._embrace.table)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        key = prefix + "weight"
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        key, handle = prefix + "weight", self._embrace
         if key in state_dict:
-            state_dict[key] = load_shard(self._embrace.table, state_dict[key])
+            try:
+                state_dict[key] = load_shard(handle.table, state_dict[key])
+            except ValueError as error:
+                error_msgs.append(f"size mismatch for {key}: {error}")
+                state_dict[key] = handle.table.shard_Vd
             # rows fetched before are those of the old weights
-            self._embrace.source.changed(self._embrace.table)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+            handle.source.changed(handle.table)
+        # assign=True would replace the Parameter that the optimizer and the table hold
+        metadata = {**local_metadata, "assign_to_params_buffers": False}
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing_keys, unexpected_keys, error_msgs)
 
 
 class ShardedEmbedding(_Sharded, nn.Embedding):  # type: ignore[misc]  # the weight is guarded
@@ -54,7 +82,11 @@ class ShardedEmbedding(_Sharded, nn.Embedding):  # type: ignore[misc]  # the wei
 
     def forward(self, input: Tensor) -> Tensor:
         """Looks up ids of any shape; returns that shape with D appended."""
-        rows_UD, inverse, padding = self._embrace.unique_rows(input, self.padding_idx)
+        handle = self._handle()
+        handle.check_ids(input)
+        ids_U, inverse = torch.unique(input.long(), return_inverse=True)
+        padding = _position(ids_U, self.padding_idx)
+        rows_UD = handle.rows(ids_U, padding)
         return F.embedding(inverse, rows_UD, padding, scale_grad_by_freq=self.scale_grad_by_freq)
 
 
@@ -67,35 +99,62 @@ class ShardedEmbeddingBag(_Sharded, nn.EmbeddingBag):  # type: ignore[misc]  # t
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """Looks up bags of ids; returns [B, D]."""
-        handle = self._embrace
-        if self._may_pool(per_sample_weights):
-            handle.check_ids(input)
-            request = to_bags(
-                input, offsets, per_sample_weights, self.mode == "mean", self.padding_idx, self.include_last_offset
-            )
-            if pooled_is_smaller(request, handle.table):
+        handle = self._handle()
+        handle.check_ids(input)
+        self._check_weights(per_sample_weights)
+        request = to_bags(
+            input, offsets, per_sample_weights, self.mode == "mean", self.padding_idx, self.include_last_offset
+        )
+        ids_U, inverse_L = torch.unique(request.ids_L, return_inverse=True)
+        if self._may_pool(request):
+            if handle.source.in_backward:
+                bags_BD = handle.pooled_before(request)
+                if bags_BD is not None:
+                    return bags_BD
+            elif pooled_is_smaller(request, ids_U, handle.table, handle.wants_gradient()):
                 return handle.pooled(request)
-        rows_UD, inverse, padding = handle.unique_rows(input, self.padding_idx)
         return F.embedding_bag(
-            inverse,
-            rows_UD,
-            offsets,
+            inverse_L,
+            handle.rows(ids_U),
+            request.offsets_B(),
             scale_grad_by_freq=self.scale_grad_by_freq,
             mode=self.mode,
-            per_sample_weights=per_sample_weights,
-            include_last_offset=self.include_last_offset,
-            padding_idx=padding,
+            per_sample_weights=request.weights_L,
         )
 
-    def _may_pool(self, per_sample_weights: Tensor | None) -> bool:
+    def _check_weights(self, weights: Tensor | None) -> None:
+        if weights is None:
+            return
+        if self.mode != "sum":
+            raise NotImplementedError(
+                f"Table {self._embrace.table.name!r}: per_sample_weights is only supported for mode='sum', not"
+                f" mode={self.mode!r}."
+            )
+        dtype = self._embrace.table.parameter.dtype
+        if weights.dtype != dtype:
+            raise RuntimeError(
+                f"Table {self._embrace.table.name!r}: per_sample_weights must have the table's dtype {dtype}, but got"
+                f" {weights.dtype}. Write `per_sample_weights.to({dtype})`."
+            )
+
+    def _may_pool(self, request: PooledRequest) -> bool:
         handle = self._embrace
+        trained = request.weights_L is not None and request.weights_L.requires_grad
         return (
             handle.source.in_training_step
             and self.mode in ("sum", "mean")
             and not self.scale_grad_by_freq
-            and not (per_sample_weights is not None and per_sample_weights.requires_grad)
-            and len(handle.table.asked_pooled[handle.table.rank]) < _MAX_POOLED
+            and not (trained and torch.is_grad_enabled())
+            and len(handle.table.window.bags) < _MAX_POOLED
         )
+
+
+def _position(ids_U: Tensor, wanted: int | None) -> int | None:
+    """Where an id stands among sorted unique ids, None when it is not there."""
+    if wanted is None:
+        return None
+    place = int(torch.searchsorted(ids_U, wanted))
+    return place if place < ids_U.numel() and int(ids_U[place]) == wanted else None
 
 
 def take_over(module: nn.Module, handle: TableHandle) -> None:

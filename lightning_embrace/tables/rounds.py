@@ -2,11 +2,13 @@
 
 Every rank issues the same rounds in the same order, whatever it looks up: a round starts with a fixed-size header from
 every rank, in which a rank asks for rows of some table, or says that it has left its forward pass (END). A rank with
-nothing to ask answers the others, and one that is at END goes on answering until all are.
+nothing to ask answers the others, and one that is at END goes on answering until all are. Before another collective
+inside the step (a logged value is reduced, say) every rank comes to MEET likewise: one that waited in that collective
+could not answer those whose look-ups come before it.
 
 | header field | meaning |
 |---|---|
-| op | END, ROWS, POOL (sums or means of bags) or BAD (an id out of range) |
+| op | END, MEET, ROWS, POOL (sums or means of bags) or BAD (an id out of range) |
 | table | the table's index |
 | ids | number of ids asked for |
 | bags | POOL: number of bags |
@@ -25,9 +27,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_embrace.comm.base import Communicator
-from lightning_embrace.tables.table import PooledRequest, ShardedTable
+from lightning_embrace.tables.request import PooledRequest
+from lightning_embrace.tables.table import ShardedTable
 
-_END, _ROWS, _POOL, _BAD = range(4)
+_END, _ROWS, _POOL, _BAD, _MEET = range(5)
 
 
 class _Header(NamedTuple):
@@ -54,12 +57,15 @@ class LookupRounds:
         self._tables = tables
         self._round = 0
         self._step = 0
-        self._all_ended = False
+        self._quiet = False
+        #: the ranks look up and answer; closed when all have left their forward pass
+        self.open = False
 
     def begin_step(self, step: int) -> None:
         """Numbers start at 0 in every step."""
         self._step = step
         self._round = 0
+        self.open = True
 
     def fetch_rows(self, table: ShardedTable, ids_U: Tensor) -> Tensor:
         """Asks for rows. Collective.
@@ -71,6 +77,7 @@ class LookupRounds:
         Returns:
             The rows in full width, [U, D], in the table's dtype.
         """
+        self._check_open(table)
         table.asked[self._comm.rank].append(ids_U)
         header = _Header(_ROWS, table.index, ids_U.numel(), step=self._step)
         answer = self._run(header, ids_U.to(table.id_dtype).view(torch.uint8))
@@ -83,6 +90,7 @@ class LookupRounds:
         Returns:
             One row per bag in full width, [B, D], in the table's dtype.
         """
+        self._check_open(table)
         table.asked_pooled[self._comm.rank].append(request)
         header = _Header(
             _POOL,
@@ -103,6 +111,14 @@ class LookupRounds:
         """Tells every rank of an id out of range. Collective; raises IndexError on every rank."""
         self._run(_Header(_BAD, table.index, bad_id=bad_id, step=self._step), None)
 
+    def _check_open(self, table: ShardedTable) -> None:
+        if not self.open:
+            raise RuntimeError(
+                f"A look-up in table {table.name!r} during backward needs rows that the forward pass has not looked up,"
+                " and the other ranks answer no more. Activation checkpointing must look up the same ids again; make"
+                " other look-ups in `training_step`."
+            )
+
     @staticmethod
     def raise_bad_id(rank: int, table: ShardedTable, bad_id: int) -> NoReturn:
         """Raises the IndexError that names rank, table, id and range."""
@@ -118,9 +134,18 @@ class LookupRounds:
         Args:
             plan: Fingerprint of what this rank will AllReduce next; must be equal on all ranks.
         """
-        while not self._all_ended:
-            self._run(_Header(step=self._step, plan=plan), None)
-        self._all_ended = False
+        self._answer_until_quiet(_Header(step=self._step, plan=plan))
+        self.open = False
+
+    def meet(self) -> None:
+        """Answers the others until every rank is about to enter the same other collective. Collective."""
+        if self._tables:
+            self._answer_until_quiet(_Header(_MEET, step=self._step))
+
+    def _answer_until_quiet(self, mine: _Header) -> None:
+        self._quiet = False
+        while not self._quiet:
+            self._run(mine, None)
 
     def _run(self, mine: _Header, payload: Tensor | None) -> Tensor | None:
         what = f"round {self._round} of step {self._step}"
@@ -128,8 +153,8 @@ class LookupRounds:
         gathered = self._comm.gather(torch.tensor(mine), f"header of {what}")
         headers = [_Header(*row) for row in gathered.tolist()]
         self._check(headers)
-        self._all_ended = all(h.op == _END for h in headers)
-        if self._all_ended:
+        self._quiet = all(h.op in (_END, _MEET) for h in headers)
+        if self._quiet:
             return None
         self._exchange_requests(headers, payload, what)
         return self._exchange_answers(headers, what)
@@ -139,6 +164,12 @@ class LookupRounds:
             if header.op == _BAD:
                 self.raise_bad_id(rank, self._tables[header.table], header.bad_id)
         assert len({h.step for h in headers}) == 1, f"ranks are at different steps: {[h.step for h in headers]}"
+        if {h.op for h in headers} == {_END, _MEET}:
+            inside, outside = ([r for r, h in enumerate(headers) if h.op == op] for op in (_MEET, _END))
+            raise RuntimeError(
+                f"Inside training_step, rank(s) {inside} called a collective (self.log(..., sync_dist=True),"
+                f" self.all_gather, a barrier) and rank(s) {outside} did not. Call it on every rank, as with ddp."
+            )
         if all(h.op == _END for h in headers) and len({h.plan for h in headers}) > 1:
             raise RuntimeError(
                 "The ranks are about to synchronise different sets of parameters: `requires_grad` differs between"
@@ -163,14 +194,14 @@ class LookupRounds:
         pieces = [self._answer(r, h) if self._owns(h, me) else self._no_bytes() for r, h in enumerate(headers)]
         mine = headers[me]
         wanted = [0] * comm.world_size
-        if mine.op != _END:
+        if mine.op in (_ROWS, _POOL):
             table = self._tables[mine.table]
             count = mine.ids if mine.op == _ROWS else mine.bags
             wanted = [count * width * table.row_dtype.itemsize for width in table.widths]
         received = comm.all_to_all(
             torch.cat(pieces), [p.numel() for p in pieces], wanted, "rows", f"rows of {what}"
         ).wait()
-        if mine.op == _END:
+        if mine.op not in (_ROWS, _POOL):
             return None
         blocks = [
             piece.view(table.row_dtype).view(count, width)

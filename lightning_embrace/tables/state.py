@@ -44,11 +44,19 @@ def load_shard(table: ShardedTable, value: Tensor) -> Tensor:
         value: A full table [V, D] or a DTensor of one.
 
     Returns:
-        The columns [V, d]. A tensor of another shape is returned as it is: torch's own loading names the mismatch.
+        The columns [V, d].
+
+    Raises:
+        ValueError: It has another shape; worded as torch words it, with the shape of the whole table.
     """
+    whole = (table.rows, table.columns)
+    if tuple(value.shape) != whole:
+        raise ValueError(
+            f"copying a param with shape {tuple(value.shape)} from checkpoint, the shape in current model is {whole}."
+        )
     if isinstance(value, DTensor):
-        return value.to_local()
-    if value.shape == (table.rows, table.columns):
-        start, stop = table.ranges[table.rank]
-        return value[:, start:stop]
-    return value
+        if value.placements == (Shard(1),) and value.to_local().shape == table.parameter.shape:
+            return value.to_local()
+        value = value.full_tensor()
+    start, stop = table.ranges[table.rank]
+    return value[:, start:stop]

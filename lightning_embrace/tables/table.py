@@ -2,40 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 
 from lightning_embrace.tables.columns import column_ranges
+from lightning_embrace.tables.request import PooledRequest
 from lightning_embrace.tables.window import Window
-
-
-class PooledRequest(NamedTuple):
-    """Bags whose sum or mean one rank asked for.
-
-    Attributes:
-        ids_L: Ids of all bags one after the other, without padding.
-        sizes_B: Number of ids in each bag.
-        weights_L: A factor per id, or None.
-        mean: Mean instead of sum.
-    """
-
-    ids_L: Tensor
-    sizes_B: Tensor
-    weights_L: Tensor | None
-    mean: bool
-
-    def offsets_B(self) -> Tensor:
-        """Where each bag starts in ``ids_L``."""
-        return self.sizes_B.cumsum(0) - self.sizes_B
-
-    def row_gradients(self, grad_Bd: Tensor) -> Tensor:
-        """Gradient of each looked-up row from the gradients of the bags, [L, d]."""
-        if self.mean:
-            grad_Bd = grad_Bd / self.sizes_B.clamp(min=1).unsqueeze(1)
-        grad_Ld = grad_Bd.repeat_interleave(self.sizes_B, dim=0)
-        return grad_Ld if self.weights_L is None else grad_Ld * self.weights_L.unsqueeze(1)
 
 
 class ShardedTable:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lightning_embrace.tables.request import PooledRequest
+
 
 class Window:
     """Unique rows in the order they were fetched, in full width D.
@@ -24,6 +26,8 @@ class Window:
         self._grad_UD: Tensor | None = None
         self._touched_U: Tensor | None = None
         self._pooled_grads: dict[int, Tensor] = {}
+        #: pooled requests and their answers: activation checkpointing asks again in backward
+        self.bags: list[tuple[PooledRequest, Tensor]] = []
 
     def __len__(self) -> int:
         return self.rows_UD.shape[0]
