@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -30,6 +32,8 @@ class DistributedMixin(_Base):
     namespace: ClassVar[Namespace]
     config: EmbRaceConfig
     _num_nodes: int
+    _connection: Connection | None
+    _failed: bool
 
     @property
     def is_distributed(self) -> bool:
@@ -82,14 +86,26 @@ class DistributedMixin(_Base):
         self._launcher = make_launcher(self, self.namespace, self.config.start_method)
 
     def setup_environment(self) -> None:
-        """Joins the default process group, on which Lightning and torchmetrics communicate."""
+        """Joins the default process group, on which Lightning and torchmetrics communicate, and the control channel."""
         super().setup_environment()
         if self.config.start_method == "forkserver" and self.lightning_module is not None:
             _unshare(self.lightning_module)
         self.namespace.get_fabric("utilities.seed.reset_seed")()
         self.set_world_ranks()
-        if dist.is_initialized():
-            return
+        if not dist.is_initialized():
+            self._join_default_group()
+        self._failed = False
+        assert self.cluster_environment is not None
+        self._connection = Connection(
+            self.global_rank,
+            self.world_size,
+            self.root_device,
+            self.process_group_backend,
+            self.config.timeout,
+            self.cluster_environment.main_address,
+        )
+
+    def _join_default_group(self) -> None:
         assert self.cluster_environment is not None
         os.environ["MASTER_ADDR"] = self.cluster_environment.main_address
         os.environ["MASTER_PORT"] = str(self.cluster_environment.main_port)
@@ -99,17 +115,6 @@ class DistributedMixin(_Base):
             world_size=self.world_size,
             timeout=self.config.timeout,
             device_id=self.root_device if self.root_device.type != "cpu" else None,
-        )
-
-    def _connect(self) -> Connection:
-        assert self.cluster_environment is not None
-        return Connection(
-            self.global_rank,
-            self.world_size,
-            self.root_device,
-            self.process_group_backend,
-            self.config.timeout,
-            self.cluster_environment.main_address,
         )
 
     def _check_same_model(self, communicator: Communicator, model: nn.Module) -> None:
@@ -138,18 +143,20 @@ class DistributedMixin(_Base):
                 if isinstance(value, Tensor) and value.dim() > 0:
                     state[key] = value.to(parameter.device)
 
-    def barrier(self, *args: Any, **kwargs: Any) -> None:
+    def barrier(self, name: str | None = None) -> None:
         """Waits for all ranks on the default group."""
         if dist.is_initialized():
             devices = [self.root_device.index] if dist.get_backend() == "nccl" else None
-            dist.barrier(device_ids=devices)
+            with self._naming(f"barrier {name!r}" if name else "barrier"):
+                dist.barrier(device_ids=devices)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """Sends an object from one rank to all."""
         if not dist.is_initialized():
             return obj
         held = [obj]
-        dist.broadcast_object_list(held, src)
+        with self._naming(f"broadcast of {type(obj).__name__}"):
+            dist.broadcast_object_list(held, src)
         return held[0]
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
@@ -165,8 +172,24 @@ class DistributedMixin(_Base):
         """
         if isinstance(tensor, Tensor):
             sync = self.namespace.get_fabric("utilities.distributed._sync_ddp_if_available")
-            return sync(tensor, group, reduce_op=reduce_op)
+            with self._naming("reduction for a logged value"):
+                return sync(tensor, group, reduce_op=reduce_op)
         return tensor
+
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        """Gathers a tensor of equal shape from all ranks, [N, …]."""
+        with self._naming("all_gather"):
+            return super().all_gather(tensor, group, sync_grads)
+
+    def _before_collective(self) -> None:
+        """Comes before every collective of Lightning's."""
+
+    @contextmanager
+    def _naming(self, what: str) -> Iterator[None]:
+        """Names the rank at fault should a collective of Lightning's break."""
+        self._before_collective()
+        with nullcontext() if self._connection is None else self._connection.naming(what):
+            yield
 
 
 def _unshare(model: nn.Module) -> None:

@@ -1,19 +1,29 @@
-"""Connects the ranks: control channel, communicator and row service."""
+"""Connects the ranks: the control channel first, then the communicator on process groups of our own."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from lightning_embrace.comm.base import Communicator, LocalCommunicator
+from lightning_embrace.comm.breaking import break_group
 from lightning_embrace.comm.control import Control, Hub
-from lightning_embrace.comm.torch_backend import TorchCommunicator
+from lightning_embrace.comm.torch_backend import ExchangeError, TorchCommunicator, raise_cause
+
+# how long a rank that knows of another's failure may take to notice it by itself
+_GRACE_SECONDS = 2.0
 
 
 class Connection:
     """What one rank holds of the others, made on top of an initialised default process group. Collective.
+
+    From here on every rank is watched. The communicator that trains comes with :meth:`open_groups`; a rank that fails
+    between the two is named as well.
 
     Args:
         rank: This process' rank.
@@ -29,6 +39,9 @@ class Connection:
     ) -> None:
         self.control = Control(0, 1)
         self.communicator: Communicator = LocalCommunicator(device)
+        self._rank, self._world_size = rank, world_size
+        self._backend, self._timeout = backend, timeout
+        self._ended = threading.Event()
         if world_size == 1:
             return
         hub = Hub(world_size, host=main_address) if rank == 0 else None
@@ -37,14 +50,79 @@ class Connection:
         assert meeting[0] is not None
         port, token = meeting[0]
         self.control = Control(rank, world_size, main_address, port, token, hub)
-        self.communicator = TorchCommunicator(rank, world_size, device, backend, timeout, self.control)
+        self.control.when_failed(self._free_the_stuck)
+        self._barrier("joining")  # the hub watches only those who have joined
+
+    def open_groups(self) -> None:
+        """Makes the communicator. Collective."""
+        if self._world_size > 1:
+            # a new group has no connections yet, and would wait for a rank that has failed until the timeout
+            self._barrier("setup")
+            device = self.communicator.device
+            self.communicator = TorchCommunicator(
+                self._rank, self._world_size, device, self._backend, self._timeout, self.control
+            )
+
+    @contextmanager
+    def naming(self, what: str) -> Iterator[None]:
+        """Names the rank at fault when a collective of Lightning's, on the default group, breaks.
+
+        Args:
+            what: What to call the collective.
+        """
+        self.control.check()
+        if self._ended.is_set():
+            raise ExchangeError(f"The exchange {what!r} was not begun, because this rank has failed before.")
+        self.control.at(what)
+        try:
+            yield
+        except RuntimeError as error:
+            raise_cause(error, self.control, what)
+
+    def fail(self, exception: BaseException) -> None:
+        """Tells the others of an exception on this rank. From here on no exchange begins, and none is waited for."""
+        if self._world_size == 1 or self._ended.is_set():
+            return
+        if _comes_from_transport(exception):
+            failure = self.control.wait_for_failure(_GRACE_SECONDS)  # the news of its cause
+            if failure is not None and hasattr(exception, "add_note"):  # from Python 3.11 on
+                exception.add_note(f"[lightning_embrace] {failure}")
+        self.control.report(exception)
+        self._break()
 
     def close(self) -> None:
         """Ends in good order. Call it when no exchange is under way on any rank."""
+        self._ended.set()
         if isinstance(self.communicator, TorchCommunicator):
             self.communicator.close()
-        self.abandon()
+        self.control.close()
 
     def abandon(self) -> None:
         """Ends after a failure: no collective, no waiting for others."""
+        self._break()
         self.control.close()
+
+    def _barrier(self, what: str) -> None:
+        with self.naming(what):
+            devices = [self.communicator.device.index] if dist.get_backend() == "nccl" else None
+            dist.barrier(device_ids=devices)
+
+    def _break(self) -> None:
+        self._ended.set()
+        if isinstance(self.communicator, TorchCommunicator):
+            self.communicator.abandon()
+
+    def _free_the_stuck(self) -> None:
+        """Another rank has failed: frees this one from a collective of Lightning's, where nothing else reaches it."""
+        if not self._ended.wait(_GRACE_SECONDS):
+            self._break()
+            if dist.is_initialized():
+                break_group(dist.group.WORLD)
+
+
+def _comes_from_transport(exception: BaseException) -> bool:
+    """Whether torch.distributed raised it."""
+    trace = exception.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("torch.distributed")

@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from lightning_embrace.comm.control_hub import Hub
@@ -43,19 +44,18 @@ class RankFailedError(RuntimeError):
     Attributes:
         rank: The rank that failed.
         step: The step it was in; for a dead rank, which cannot say, the step that this rank was in. ``None`` before
-            the first exchange.
-        exchange: The exchange it was in, likewise.
+            the first step.
+        exchange: The exchange that it entered last, likewise. ``None`` before the first exchange.
         reason: What it raised, or how its connection ended.
         died: Whether it ended without reporting.
     """
 
     def __init__(self, rank: int, step: int | None, exchange: str | None, reason: str, died: bool = False) -> None:
-        where = "before its first exchange" if exchange is None else f"at step {step} in exchange {exchange!r}"
-        if died:
-            place = "before this rank's first exchange" if exchange is None else f"while this rank was {where}"
-            message = f"rank {rank} died ({reason}) {place}"
-        else:
-            message = f"rank {rank} failed {where}: {reason}"
+        where = "before the first exchange" if exchange is None else f"in or after exchange {exchange!r}"
+        if step is not None:
+            where = f"at step {step}, {where}"
+        message = f"rank {rank} died ({reason}) while this rank was {where}" if died else ""
+        message = message or f"rank {rank} failed {where}: {reason}"
         super().__init__(message)
         self.rank, self.step, self.exchange, self.reason, self.died = rank, step, exchange, reason, died
 
@@ -92,11 +92,13 @@ class Control:
         if world_size > 1 and (rank == 0) != (hub is not None):
             raise ValueError(f"the hub belongs to rank 0 and to no other; got rank {rank} and hub={hub}")
         self.rank = rank
-        self._position: tuple[str | None, int | None] = (None, None)
+        self._exchange: str | None = None
+        self._step: int | None = None
         self._failure: RankFailedError | None = None
         self._learned, self._joined, self._heard = threading.Event(), threading.Event(), threading.Event()
         self._refusal: str | None = None
         self._reported = self._closing = False
+        self._on_failure: list[Callable[[], None]] = []
         self._wire: Wire | None = None
         if world_size == 1:
             return
@@ -127,9 +129,24 @@ class Control:
         """The first failure of another rank, if one is known."""
         return self._failure
 
-    def at(self, exchange: str, step: int) -> None:
+    @property
+    def step(self) -> int | None:
+        """The step that this rank is in, None before the first one."""
+        return self._step
+
+    def at(self, exchange: str) -> None:
         """Notes the exchange that this rank enters; it is told only should this rank fail."""
-        self._position = (exchange, step)
+        self._exchange = exchange
+
+    def at_step(self, step: int) -> None:
+        """Notes the step that this rank enters, likewise."""
+        self._step = step
+
+    def when_failed(self, call: Callable[[], None]) -> None:
+        """Calls ``call`` in a thread of its own once another rank has failed; twice if it fails just now."""
+        self._on_failure.append(call)
+        if self._failure is not None:
+            self._call(call)
 
     def check(self) -> None:
         """Raises the failure of another rank, if one is known."""
@@ -154,11 +171,10 @@ class Control:
         self._reported = True
         if self._failure is not None or _was_caused_by_rank(exception):
             return
-        exchange, step = self._position
         message = {
             "type": "failure",
-            "step": step,
-            "exchange": exchange and exchange[:_EXCHANGE_LIMIT],
+            "step": self._step,
+            "exchange": self._exchange and self._exchange[:_EXCHANGE_LIMIT],
             "reason": "".join(traceback.format_exception_only(exception)).strip()[:_REASON_LIMIT],
         }
         # The answer is waited for, because a process that ends with something unread may reset its connection, which
@@ -205,13 +221,22 @@ class Control:
         if self._failure is not None:
             return
         died = bool(message.get("died"))
-        exchange, step = self._position if died else (message.get("exchange"), message.get("step"))
+        if died:
+            exchange, step = self._exchange, self._step
+        else:
+            exchange, step = message.get("exchange"), message.get("step")
         failure = RankFailedError(message["rank"], step, exchange, str(message.get("reason")), died)
         with contextlib.suppress(Exception):  # a closed stderr must not keep the failure from being known
             sys.stderr.write(f"[lightning_embrace] rank {self.rank}: {' '.join(str(failure).split())}\n")
             sys.stderr.flush()
         self._failure = failure
         self._learned.set()
+        for call in self._on_failure:
+            self._call(call)
+
+    @staticmethod
+    def _call(call: Callable[[], None]) -> None:
+        threading.Thread(target=call, name="lightning_embrace-failure", daemon=True).start()
 
 
 def _was_caused_by_rank(exception: BaseException | None) -> bool:

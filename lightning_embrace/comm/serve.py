@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_embrace.comm.breaking import break_group
 from lightning_embrace.comm.control import Control
-from lightning_embrace.comm.torch_backend import ExchangeError, wait_for
+from lightning_embrace.comm.torch_backend import raise_cause
 from lightning_embrace.comm.traffic import Traffic
 
 # message tags on the group: a request's fixed part, its ids, the rows that answer it
@@ -25,6 +26,8 @@ _REQUEST, _IDS, _ROWS = 1, 2, 3
 # the server's receive is open for as long as the training lasts
 _FOREVER = timedelta(days=365)
 _STOP = -1
+# a broken connection is seen before the reason for it has travelled
+_REASON_SECONDS = 3.0
 
 
 class _Request(NamedTuple):
@@ -43,6 +46,7 @@ class RowService:
         read: ``read(table, ids_U)`` returns this rank's columns of those rows, [U, d], on the CPU.
         control: The channel on which ranks report failures.
         traffic: Counts what is served under ``"served"``.
+        timeout: How long an answer may take.
     """
 
     def __init__(
@@ -52,19 +56,22 @@ class RowService:
         read: Callable[[int, Tensor], Tensor],
         control: Control,
         traffic: Traffic,
+        timeout: timedelta,
     ) -> None:
         self._rank = rank
         self._world_size = world_size
         self._read = read
         self._control = control
         self._traffic = traffic
-        self._group = dist.new_group(backend="gloo", timeout=_FOREVER)
+        self._group = dist.new_group(backend="gloo", timeout=timeout)
         self._version = 0
         self._waiting: list[_Request] = []
         self._lock = threading.Lock()  # guards _version and _waiting
         self._asking = threading.Lock()  # one question at a time: answers carry no number
         self._thread = threading.Thread(target=self._serve, name="embrace-rows", daemon=True)
         self._thread.start()
+        # point-to-point messages cannot be waited for in slices: the first slice to end would break the group
+        control.when_failed(self.abandon)
 
     def advance(self) -> None:
         """The tables have changed: answers the requests that waited for it. Every rank advances alike."""
@@ -72,8 +79,11 @@ class RowService:
             self._version += 1
             due = [r for r in self._waiting if r.version <= self._version]
             self._waiting = [r for r in self._waiting if r.version > self._version]
-        for request in due:
-            self._answer(request)
+        try:
+            for request in due:
+                self._answer(request)
+        except RuntimeError as error:
+            raise_cause(error, self._control, "answer to a look-up outside a training step")
 
     def fetch(self, table: int, ids_U: Tensor, widths: Sequence[int], dtype: torch.dtype) -> dict[int, Tensor]:
         """Asks every rank that owns columns of ``table`` for rows.
@@ -93,7 +103,8 @@ class RowService:
         owners = [r for r in range(self._world_size) if r != self._rank and widths[r] > 0]
         what = f"look-up in table {table} outside a training step"
         with self._asking:
-            self._control.at(what, self._version)
+            self._control.check()
+            self._control.at(what)
             answers = {r: torch.empty(ids_U.numel(), widths[r], dtype=dtype) for r in owners}
             if ids_U.numel() == 0:
                 return answers
@@ -102,10 +113,11 @@ class RowService:
                 works = [dist.irecv(answers[r], group=self._group, group_src=r, tag=_ROWS) for r in owners]
                 works += [dist.isend(header, group=self._group, group_dst=r, tag=_REQUEST) for r in owners]
                 works += [dist.isend(ids_U, group=self._group, group_dst=r, tag=_IDS) for r in owners]
+                for work in works:
+                    assert work is not None
+                    work.wait()
             except RuntimeError as error:
-                raise self._control.wait_for_failure(3.0) or ExchangeError(f"The {what} failed: {error}") from error
-            for work in works:
-                wait_for(work, self._control, what)
+                raise_cause(error, self._control, what)
         bytes_out = (header.numel() + ids_U.numel()) * 8 * len(owners)
         self._traffic.add("served", bytes_out, sum(a.numel() * a.element_size() for a in answers.values()))
         return answers
@@ -117,12 +129,16 @@ class RowService:
         self._thread.join(timeout=10.0)
         dist.destroy_process_group(self._group)
 
+    def abandon(self) -> None:
+        """Ends after a failure: look-ups that wait raise, and no more are answered."""
+        break_group(self._group)
+
     def _serve(self) -> None:
         try:
             while True:
                 header = torch.zeros(3, dtype=torch.int64)
                 work = self._group.recv_anysource([header], _REQUEST)
-                work.wait()
+                work.wait(_FOREVER)
                 table, count, version = header.tolist()
                 if table == _STOP:
                     return
@@ -136,10 +152,9 @@ class RowService:
                         self._waiting.append(request)
                 if not early:
                     self._answer(request)
-        except RuntimeError:
-            # the group broke: a peer ended. The control channel names it; main threads raise at their next exchange
-            return
         except BaseException as error:
+            if isinstance(error, RuntimeError) and self._control.wait_for_failure(_REASON_SECONDS) is not None:
+                return  # the group broke with that rank; main threads raise at their next exchange
             self._control.report(error)
             raise
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from lightning_embrace.comm.base import Handle
-from lightning_embrace.comm.control import Control
+from lightning_embrace.comm.breaking import break_group
+from lightning_embrace.comm.control import Control, RankFailedError
 from lightning_embrace.comm.traffic import Traffic, ring_bytes
 
 # how long one wait may last before the control channel is asked whether another rank has failed
@@ -53,24 +54,48 @@ def wait_for(work: Any, control: Control, what: str, *, on_stream: bool = False)
         RankFailedError: Another rank failed.
         ExchangeError: The exchange failed and no rank said why within some seconds.
     """
-    while True:
-        try:
-            if on_stream:
-                work.wait()
-            else:
-                work.wait(_SLICE)
-            return
-        except RuntimeError as error:
-            if not on_stream and not work.is_completed():
+    try:
+        if on_stream:
+            work.wait()
+        else:
+            while not _done_within_slice(work):
                 control.check()
-                continue
-            failure = control.wait_for_failure(_REASON_SECONDS)
-            if failure is not None:
-                raise failure from error
-            raise ExchangeError(
-                f"The exchange {what!r} failed and no rank reported why: {error}. Look for the first error in the"
-                " other ranks' output."
-            ) from error
+    except RankFailedError:
+        raise
+    except RuntimeError as error:
+        raise_cause(error, control, what)
+
+
+def _done_within_slice(work: Any) -> bool:
+    try:
+        work.wait(_SLICE)
+    except RuntimeError:
+        if not work.is_completed():  # the slice has ended, nothing else
+            return False
+        work.wait()  # what ended at the same moment, well or badly
+    return True
+
+
+def raise_cause(error: RuntimeError, control: Control, what: str) -> NoReturn:
+    """Raises what an exchange broke from.
+
+    Args:
+        error: What torch.distributed raised.
+        control: The channel on which ranks report failures.
+        what: The exchange's name.
+
+    Raises:
+        RankFailedError: Another rank failed.
+        ExchangeError: No rank said why within some seconds.
+    """
+    failure = control.wait_for_failure(_REASON_SECONDS)
+    if failure is not None:
+        control.check()
+    step = "" if control.step is None else f" (at step {control.step})"
+    raise ExchangeError(
+        f"The exchange {what!r}{step} failed and no rank reported why: {error}. Look for the first error in the other"
+        " ranks' output. If there is none, a rank hangs, or takes longer than `timeout` for its part."
+    ) from error
 
 
 class TorchCommunicator:
@@ -93,14 +118,13 @@ class TorchCommunicator:
         self.device = device
         self.traffic = Traffic()
         self.control = control
-        self._step = 0
         # urgent exchanges (rows and their gradients) must not queue behind large AllReduces
         self._sparse = dist.new_group(timeout=timeout, backend=backend, pg_options=_group_options(backend, timeout))
         self._dense = dist.new_group(timeout=timeout, backend=backend)
 
     def at_step(self, step: int) -> None:
         """Notes the step, for errors."""
-        self._step = step
+        self.control.at_step(step)
 
     def gather(self, header_H: Tensor, what: str) -> Tensor:
         """See :class:`~lightning_embrace.comm.base.Communicator`."""
@@ -160,16 +184,18 @@ class TorchCommunicator:
             dist.destroy_process_group(self._sparse)
             dist.destroy_process_group(self._dense)
 
+    def abandon(self) -> None:
+        """Ends after a failure: what is under way raises, for this process could not end before it has."""
+        break_group(self._sparse)
+        break_group(self._dense)
+
     def _issue(self, what: str, operation: Any, *args: Any, **kwargs: Any) -> Any:
         self.control.check()
-        self.control.at(what, self._step)
+        self.control.at(what)
         try:
             return operation(*args, **kwargs)
         except RuntimeError as error:
-            failure = self.control.wait_for_failure(_REASON_SECONDS)
-            if failure is not None:
-                raise failure from error
-            raise ExchangeError(f"The exchange {what!r} could not be started: {error}") from error
+            raise_cause(error, self.control, what)
 
 
 def _group_options(backend: str, timeout: timedelta) -> Any:

@@ -49,7 +49,8 @@ def test_a_report_reaches_all_others_by_name(
     ranks: list[Control], failing: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Every other rank raises with rank, step, exchange and reason, and each has written one line to stderr."""
-    ranks[failing].at("rows (round 2)", 3)
+    ranks[failing].at_step(3)
+    ranks[failing].at("rows (round 2)")
     ranks[failing].report(ValueError("boom\nand more"))
     others = [control for control in ranks if control.rank != failing]
     for control in others:
@@ -57,7 +58,7 @@ def test_a_report_reaches_all_others_by_name(
         assert failure is not None
         assert (failure.rank, failure.step, failure.exchange) == (failing, 3, "rows (round 2)")
         assert str(failure) == (
-            f"rank {failing} failed at step 3 in exchange 'rows (round 2)': ValueError: boom\nand more"
+            f"rank {failing} failed at step 3, in or after exchange 'rows (round 2)': ValueError: boom\nand more"
         )
         with pytest.raises(RankFailedError, match="boom"):
             control.check()
@@ -65,8 +66,8 @@ def test_a_report_reaches_all_others_by_name(
     ranks[failing].check()
     lines = capfd.readouterr().err.splitlines()
     assert sorted(lines) == [
-        f"[lightning_embrace] rank {control.rank}: rank {failing} failed at step 3 in exchange 'rows (round 2)': "
-        "ValueError: boom and more"
+        f"[lightning_embrace] rank {control.rank}: rank {failing} failed at step 3, in or after exchange "
+        "'rows (round 2)': ValueError: boom and more"
         for control in others
     ]
 
@@ -83,7 +84,7 @@ def test_the_report_is_out_when_it_returns(ranks: list[Control]) -> None:
 def test_a_failure_before_the_first_exchange_says_so(ranks: list[Control]) -> None:
     """There is no step to name before the first exchange; neither `None` nor a made-up one is shown."""
     ranks[1].report(KeyboardInterrupt())
-    assert str(ranks[0].wait_for_failure(SOON)) == "rank 1 failed before its first exchange: KeyboardInterrupt"
+    assert str(ranks[0].wait_for_failure(SOON)) == "rank 1 failed before the first exchange: KeyboardInterrupt"
 
 
 def test_the_first_failure_wins(ranks: list[Control]) -> None:
@@ -115,7 +116,8 @@ def test_a_long_or_broken_message_does_not_stop_the_report(ranks: list[Control])
         def __str__(self) -> str:
             raise RuntimeError
 
-    ranks[1].at("\ud800" * 10_000, 1)
+    ranks[1].at_step(1)
+    ranks[1].at("\ud800" * 10_000)
     ranks[1].report(ValueError("\ud800\U0001f600" * 100_000))
     failure = ranks[0].wait_for_failure(SOON)
     assert failure is not None
@@ -125,13 +127,17 @@ def test_a_long_or_broken_message_does_not_stop_the_report(ranks: list[Control])
 
 def test_a_lost_connection_is_a_death_and_names_where_we_are(ranks: list[Control]) -> None:
     """A dead rank cannot say where it was: the error names the rank and the exchange in which it is missed."""
-    ranks[2].at("rows (round 2)", 3)
+    ranks[2].at_step(3)
+    ranks[2].at("rows (round 2)")
     ranks[1]._wire.socket.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
     for control in (ranks[0], ranks[2]):
         assert control.wait_for_failure(SOON) is not None
-    assert str(ranks[0].failure) == ("rank 1 died (its process ended without a word) before this rank's first exchange")
+    assert str(ranks[0].failure) == (
+        "rank 1 died (its process ended without a word) while this rank was before the first exchange"
+    )
     assert str(ranks[2].failure) == (
-        "rank 1 died (its process ended without a word) while this rank was at step 3 in exchange 'rows (round 2)'"
+        "rank 1 died (its process ended without a word) while this rank was at step 3, in or after exchange "
+        "'rows (round 2)'"
     )
 
 
@@ -300,7 +306,8 @@ def test_one_rank_needs_no_channel() -> None:
     """World size 1 is no special case for the callers, and costs neither socket nor thread."""
     before = our_threads()
     control = Control(0, 1, hub=Hub(1))
-    control.at("rows", 1)
+    control.at_step(1)
+    control.at("rows")
     control.report(ValueError("boom"))
     control.check()
     assert control.failure is None

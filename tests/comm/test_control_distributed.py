@@ -33,7 +33,8 @@ def run_rank(rank: int, pipe: Connection, stderr: str, behave: Callable[[int, Co
         pipe.send((hub.port, hub.token))
     port, token = pipe.recv()
     control = Control(rank, N, port=port, token=token, hub=hub)
-    control.at("rows (round 2)", 3)
+    control.at_step(3)
+    control.at("rows (round 2)")
     pipe.send("ready")
     behave(rank, control, pipe)
 
@@ -149,7 +150,7 @@ def test_a_killed_rank_is_named_within_3_seconds(
             assert known - killed < 3.0
             assert message == (
                 f"rank {dead} died (its process ended without a word) "
-                "while this rank was at step 3 in exchange 'rows (round 2)'"
+                "while this rank was at step 3, in or after exchange 'rows (round 2)'"
             )
             assert ranks.stderr[rank].read_text() == f"[lightning_embrace] rank {rank}: {message}\n"
         assert ranks.ended() == [-signal.SIGKILL if rank == dead else 0 for rank in range(N)]
@@ -167,7 +168,7 @@ def test_a_rank_that_reports_and_exits_is_heard(start: Callable[..., Ranks], fai
     for rank in {0, 1, 2} - {failing}:
         _, named, message = ranks.hear(rank)
         assert named == failing
-        assert message == f"rank {failing} failed at step 3 in exchange 'rows (round 2)': ValueError: boom"
+        assert message == f"rank {failing} failed at step 3, in or after exchange 'rows (round 2)': ValueError: boom"
         assert ranks.stderr[rank].read_text() == f"[lightning_embrace] rank {rank}: {message}\n"
     assert ranks.ended() == [1 if rank == failing else 0 for rank in range(N)]
 
