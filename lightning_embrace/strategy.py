@@ -74,7 +74,11 @@ class EmbRaceMixin(DistributedMixin):
 
     def setup(self, trainer: Any) -> None:
         """Shards the tables, synchronises the initial weights and builds the optimizers."""
-        assert self.accelerator is not None and self.model is not None
+        with self._reporting():
+            self._set_up(trainer)
+
+    def _set_up(self, trainer: Any) -> None:
+        assert self.accelerator is not None and self.model is not None and self._connection is not None
         self.accelerator.setup(trainer)
         fitting = trainer.state.fn == "fit"
         check_model(self.model)
@@ -85,25 +89,24 @@ class EmbRaceMixin(DistributedMixin):
         self.model = self.precision_plugin.convert_module(self.model)
         specs = find_tables(self.model, self.config.tables) if fitting else []
         check_callbacks(trainer.callbacks, specs, self.namespace)
-        self._failed = self._plan_printed = False
-        self._connection = self._connect()
-        with self._reporting():
-            if fitting:
-                self._open_session(specs)
-            self.model_to_device()
-            if fitting:
-                self.setup_optimizers(trainer)
-                check_optimizers(self.optimizers, specs)
-                assert self._session is not None
-                for optimizer in self.optimizers:
-                    self._session.watch(optimizer)
-            else:
-                states = [*self.model.parameters(), *self.model.buffers()]
-                broadcast_tensors(self._connection.communicator, states, "setup")
-            self.setup_precision_plugin()
-            if fitting:
-                for optimizer in self.optimizers:
-                    self._optimizer_to_device(optimizer)
+        self._plan_printed = False
+        self._connection.open_groups()
+        if fitting:
+            self._open_session(specs)
+        self.model_to_device()
+        if fitting:
+            self.setup_optimizers(trainer)
+            check_optimizers(self.optimizers, specs)
+            assert self._session is not None
+            for optimizer in self.optimizers:
+                self._session.watch(optimizer)
+        else:
+            states = [*self.model.parameters(), *self.model.buffers()]
+            broadcast_tensors(self._connection.communicator, states, "setup")
+        self.setup_precision_plugin()
+        if fitting:
+            for optimizer in self.optimizers:
+                self._optimizer_to_device(optimizer)
 
     def _open_session(self, specs: list[Any]) -> None:
         assert self._connection is not None and self.model is not None
@@ -119,30 +122,39 @@ class EmbRaceMixin(DistributedMixin):
                 lambda table, ids_U: session.tables[table].read(ids_U.to(self.root_device)).cpu(),
                 self._connection.control,
                 self.traffic,
+                self.config.timeout,
             )
             session.serve_with(self._service)
 
     def teardown(self) -> None:
         """Puts whole tables and optimizer states back, unless training ended with an exception."""
-        failed = self._failed or self._interrupted()
-        session, connection, service = self._session, self._connection, self._service
+        try:
+            if self.world_size == 1 or not (self._failed or self._interrupted()):
+                with self._reporting():
+                    self._end_in_order()
+        finally:
+            self._let_go()
+            super().teardown()
+
+    def _end_in_order(self) -> None:
+        if self._session is not None:
+            self._session.unshard(self.optimizers)
+            if self._layer_sync and self.model is not None:
+                self.model = self._layer_sync.revert(self.model)
+        if self._connection is not None:
+            self.barrier("teardown")
+            if self._service is not None:
+                self._service.stop()
+            self._connection.close()
+            self._connection = None
+
+    def _let_go(self) -> None:
+        """What remains after a failure: no collective, no waiting for others."""
+        if self._session is not None:
+            self._session.release()
+        if self._connection is not None:
+            self._connection.abandon()
         self._session = self._connection = self._service = None
-        if session is not None:
-            if not failed or self.world_size == 1:
-                session.unshard(self.optimizers)
-            else:
-                session.release()
-        if connection is not None:
-            if failed:
-                connection.abandon()
-            else:
-                self.barrier("teardown")
-                if service is not None:
-                    service.stop()
-                connection.close()
-        if session is not None and self._layer_sync and self.model is not None:
-            self.model = self._layer_sync.revert(self.model)
-        super().teardown()
 
     # ---- steps -----------------------------------------------------------------------------------------------------
 
@@ -212,6 +224,10 @@ class EmbRaceMixin(DistributedMixin):
         if self._session is not None:
             self._session.sync_buffers()
 
+    def _before_collective(self) -> None:
+        if self._session is not None:
+            self._session.meet()
+
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
         session = self._session
@@ -240,7 +256,9 @@ class EmbRaceMixin(DistributedMixin):
         """From here on no collective starts."""
         self._failed = True
         if self._connection is not None:
-            self._connection.control.report(exception)
+            self._connection.fail(exception)
+        if self._service is not None:
+            self._service.abandon()
 
     def _interrupted(self) -> bool:
         trainer = getattr(self.lightning_module, "_trainer", None)
