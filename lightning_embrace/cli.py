@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningCLI
 
 
 def main() -> None:
-    """Runs ``fit``, ``validate``, ``test`` or ``predict`` from a config or flags."""
+    """Runs ``fit``, ``validate``, ``test`` or ``predict`` from a config or flags.
+
+    The model is any LightningModule by its class path. So are the data; a model may bring its own loaders instead.
+    """
     LightningCLI(
-        LightningModule,
-        LightningDataModule,
-        subclass_mode_model=True,
-        subclass_mode_data=True,
-        save_config_kwargs={"overwrite": True},
+        parser_kwargs={
+            "prog": "python -m lightning_embrace",
+            "description": "Trains a LightningModule; the strategies embrace* are registered.",
+        },
     )

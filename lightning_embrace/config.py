@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Literal, get_args
 
 import torch
+import torch.distributed as dist
 
 Schedule = Literal["fifo"]
 WireDtype = Literal["bf16", "fp16"]
@@ -52,6 +53,12 @@ class EmbRaceConfig:
         _check("schedule", schedule, get_args(Schedule))
         _check("wire_dtype", wire_dtype, (None, *_WIRE_DTYPES))
         _check("start_method", start_method, get_args(StartMethod))
+        for backend in (process_group_backend or "gloo").split(","):  # "gloo" or "cpu:gloo,cuda:nccl"
+            if backend.split(":")[-1] not in dist.Backend.backend_list:
+                raise ValueError(
+                    f"EmbRaceStrategy(process_group_backend={process_group_backend!r}): torch.distributed knows"
+                    f" {', '.join(repr(b) for b in dist.Backend.backend_list if b != 'undefined')}."
+                )
         if not isinstance(timeout, timedelta) or timeout <= timedelta(0):
             raise ValueError(f"EmbRaceStrategy(timeout={timeout!r}): give a positive datetime.timedelta.")
         return cls(
