@@ -63,7 +63,7 @@ cuda: $(INSTALLED)  ## Run the tests that need a CUDA device
 
 .PHONY: network
 network: $(INSTALLED)  ## Run the tests that need root and network namespaces
-	$(BIN)/python -m pytest -m network $(ARGS)
+	$(BIN)/python -m pytest -m "network and not peers" $(ARGS)
 
 .PHONY: test-peers
 test-peers: $(INSTALLED) peers  ## Run the tests of the benchmark's peers
@@ -91,4 +91,4 @@ docs: $(INSTALLED_DOCS)  ## Build the documentation site in site/
 .PHONY: clean
 clean:  ## Remove caches and build products; .venv, logs and checkpoints stay
 	rm -rf build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage htmlcov
-	find . -name .venv -prune -o -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -name ".venv*" -prune -o -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

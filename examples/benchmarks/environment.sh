@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Makes the environment of a peer, .venvs/NAME: versions that go together must not bend those of the project.
+#   environment.sh NAME    NAME is horovod or torchrec
+#   PYTHON       the interpreter that makes it
+#   CONSTRAINTS  the file of exact versions; empty: the newest ones allowed
+set -eu -o pipefail
+
+cd "$(dirname "$0")/../.."
+NAME=$1
+CONSTRAINTS=${CONSTRAINTS-constraints.txt}
+TORCH=torch==2.13.0 # what TorchRec 1.8 is built for
+env=$PWD/.venvs/$NAME
+pip() { "$env/bin/python" -m pip --disable-pip-version-check "$@"; }
+install() { pip install ${CONSTRAINTS:+-c "$CONSTRAINTS"} "$@"; }
+
+case $NAME in
+horovod | torchrec) ;;
+*) echo "There is no environment '$NAME'. Write horovod or torchrec." >&2 && exit 2 ;;
+esac
+"${PYTHON:-python3}" -m venv "$env"
+# torch goes first and alone: its exact version decides which build pip takes.
+install "$TORCH"
+install lightning torchmetrics rich numpy
+case $NAME in
+torchrec)
+    # Its requirements name the GPU build of fbgemm.
+    pip install --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0
+    install tensordict==0.15.3 iopath==0.1.10 pyre-extensions==0.0.32 tqdm pandas==3.1.1
+    ;;
+horovod)
+    install packaging psutil cloudpickle pyyaml cffi
+    pip install --no-deps "$(examples/benchmarks/build_horovod.sh "$env/bin/python")"
+    ;;
+esac
+touch "$env/.installed"
