@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from lightning_embrace.comm.base import Communicator
 from lightning_embrace.comm.serve import RowService
 from lightning_embrace.schedule.buffers import BufferSync, broadcast_tensors
 from lightning_embrace.schedule.dense import DenseSync
+from lightning_embrace.schedule.guard import GradientGuard
 from lightning_embrace.tables.find import TableSpec
 from lightning_embrace.tables.gradients import GradientExchange
 from lightning_embrace.tables.lookup import TableHandle
@@ -45,6 +47,9 @@ class Session:
         self.model = model
         self.specs = specs
         self.step = 0
+        #: counts the changes of the tables: optimizer steps and loaded weights, the same on every rank
+        self.version = 0
+        self._update_pending = False
         #: inside a step function of any kind: a sharded weight must not be read
         self.in_step = False
         #: look-ups run as rounds and collect gradients
@@ -67,10 +72,22 @@ class Session:
         self._dense = DenseSync(comm, dense)
         self._gradients = GradientExchange(comm, self.tables)
         self._replicated = ReplicatedSync(comm, [ReplicatedTable(s.name, s.parameter, s.sparse) for s in whole])
+        self._guard = GradientGuard({**dense, **{s.name: s.parameter for s in whole}})
         self._buffers = BufferSync(comm, model)
         self._buffers_may_differ = True
         #: rows looked up in the last step, mean over ranks, by table
         self.unique_rows: dict[str, float] = {}
+
+    def reader(self) -> Callable[[int, Tensor], Tensor]:
+        """What another thread reads this rank's columns with; on CUDA it keeps the order of this thread's work."""
+        device = self.comm.device
+        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+        def read(table: int, ids_U: Tensor) -> Tensor:
+            with nullcontext() if stream is None else torch.cuda.stream(stream):
+                return self.tables[table].read(ids_U.to(device)).cpu()
+
+        return read
 
     def serve_with(self, service: RowService) -> None:
         """Gives the session what answers look-ups outside training steps; needed with more than one rank."""
@@ -86,7 +103,9 @@ class Session:
             # whatever changed the weights since the last step: rows fetched before it are not trusted
             for table in self.tables:
                 table.forget()
-        self._rounds.begin_step(self.step)
+        self._guard.watch()
+        self._update_pending = False
+        self._open_rounds()
         self.in_step = self.in_training_step = self._inside_training_step = True
 
     def end_training_step(self, backward_follows: bool) -> None:
@@ -108,6 +127,7 @@ class Session:
         """
         self._close_rounds()
         self.in_training_step = self.in_backward = True
+        self._guard.expect()
         if synchronise:
             self._dense.begin()
 
@@ -119,6 +139,7 @@ class Session:
         """
         self._accumulating = not synchronise
         self.in_backward = False
+        self._guard.arrived(synchronise)
         if synchronise:
             self._dense.send_rest()
             parts = (self._gradients, self._replicated)
@@ -133,7 +154,9 @@ class Session:
             self._buffers_may_differ = False
         self.in_training_step = self._inside_training_step
         if self.in_training_step:  # manual optimization: more look-ups may follow
-            self._rounds.begin_step(self.step)
+            self._open_rounds()
+        else:
+            self._update_pending = synchronise
 
     def sync_buffers(self) -> None:
         """Gives every rank rank 0's buffers, where DDP would.
@@ -151,7 +174,7 @@ class Session:
 
         def after(*_: object) -> None:
             # not before the step: its closure runs backward, and a window of accumulation may be open until then
-            late = [t.name for t in tables if t.window.used]
+            late = [*(t.name for t in tables if t.window.used), *self._guard.alone(optimizer)]
             if late:
                 raise RuntimeError(
                     f"The optimizer has stepped, but the gradients of {', '.join(late)} have not been synchronised."
@@ -161,8 +184,7 @@ class Session:
             self.comm.traffic.steps += 1
             for table in tables:
                 table.forget()
-            if self._service is not None:
-                self._service.advance()
+            self._advance()
 
         self._hooks.append(optimizer.register_step_post_hook(after))
 
@@ -171,10 +193,23 @@ class Session:
         if self.in_training_step and not self.in_backward:
             self._rounds.meet()
 
+    def _open_rounds(self) -> None:
+        self._rounds.begin_step(self.step, self.version)
+        if self._service is not None:
+            self._service.in_rounds(True)
+
     def _close_rounds(self) -> None:
         if self.in_training_step:
             self._rounds.drain(self._dense.fingerprint())
             self.in_training_step = False
+            if self._service is not None:
+                self._service.in_rounds(False)
+
+    def _advance(self) -> None:
+        self.version += 1
+        self._update_pending = False
+        if self._service is not None:
+            self._service.advance()
 
     def _note_unique_rows(self, replicated_headers: list[list[int]]) -> None:
         ranks = range(self.comm.world_size)
@@ -195,7 +230,12 @@ class Session:
         own = table.read(ids_U)
         if self._service is None:
             return own
-        blocks = self._service.fetch(table.index, ids_U.cpu(), table.widths, table.parameter.dtype)
+        if self._update_pending:
+            raise RuntimeError(
+                f"A look-up in table {table.name!r} was made between backward and the optimizer's step, where other"
+                " ranks may have stepped already. Make it in `training_step` or in `on_train_batch_end`."
+            )
+        blocks = self._service.fetch(table.index, table.name, ids_U.cpu(), table.widths, table.parameter.dtype)
         blocks[self.comm.rank] = own
         return torch.cat([blocks[r].to(own.device) for r in table.owners()], dim=1)
 
@@ -209,11 +249,14 @@ class Session:
             self._rounds.refuse(table, bad_id)
         self._rounds.raise_bad_id(self.comm.rank, table, bad_id)
 
-    def changed(self, table: ShardedTable) -> None:
-        """A table's weights were loaded anew."""
-        table.forget()
+    @contextmanager
+    def changing(self, table: ShardedTable) -> Iterator[None]:
+        """A table's weights are loaded anew inside."""
         if self._service is not None:
-            self._service.advance()
+            self._service.change()
+        yield
+        table.forget()
+        self._advance()
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
@@ -251,7 +294,8 @@ class Session:
             full = gather_columns(self.comm, table, table.shard_Vd, to_all=True)
             assert full is not None
             table.parameter.grad = None
-            table.parameter.data = full.to(table.parameter.device)
+            # on the CPU, where Lightning's teardown puts everything: one GPU may not hold the whole
+            table.parameter.data = full
         self.release()
         for spec in self.specs:
             if spec.place == "sharded":
@@ -262,6 +306,7 @@ class Session:
         """Removes the hooks; the tables stay as they are, and look-ups say so."""
         self.released = True
         self._dense.remove_hooks()
+        self._guard.remove_hooks()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

@@ -2,7 +2,8 @@
 
 Outside training steps ranks run unequal numbers of batches (uneven predict samplers, a forward on rank 0 only), so no
 collective can carry their look-ups. A thread per rank answers requests on a gloo group of its own. A request carries
-the version of the tables it was made for and is answered once the owner's tables have reached it.
+the version of the tables it was made for and is answered once the owner's tables have reached it, or refused when they
+have passed it or cannot reach it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,19 @@ _REQUEST, _IDS, _ROWS = 1, 2, 3
 # the server's receive is open for as long as the training lasts
 _FOREVER = timedelta(days=365)
 _STOP = -1
+# what an answer begins with: rows follow, or nothing of use
+_GIVEN, _PASSED, _NEVER = range(3)
+_VERDICT_BYTES = 8
+_REFUSALS = {
+    _PASSED: (
+        "had changed the table already. Look up where no rank changes it: in `training_step`, in `on_train_batch_end`,"
+        " or between two `trainer.strategy.barrier()`."
+    ),
+    _NEVER: (
+        "was in its next training step with an older version of the table. Step optimizers and call `load_state_dict`"
+        " on every rank, not on some."
+    ),
+}
 # a broken connection is seen before the reason for it has travelled
 _REASON_SECONDS = 3.0
 
@@ -65,31 +79,45 @@ class RowService:
         self._traffic = traffic
         self._group = dist.new_group(backend="gloo", timeout=timeout)
         self._version = 0
+        self._changing = False
+        self._in_rounds = False
         self._waiting: list[_Request] = []
-        self._lock = threading.Lock()  # guards _version and _waiting
+        self._lock = threading.Lock()  # guards the four above
         self._asking = threading.Lock()  # one question at a time: answers carry no number
         self._thread = threading.Thread(target=self._serve, name="embrace-rows", daemon=True)
         self._thread.start()
         # point-to-point messages cannot be waited for in slices: the first slice to end would break the group
         control.when_failed(self.abandon)
 
+    def change(self) -> None:
+        """The tables are about to change, which ends with :meth:`advance`."""
+        with self._lock:
+            self._changing = True
+
     def advance(self) -> None:
         """The tables have changed: answers the requests that waited for it. Every rank advances alike."""
         with self._lock:
             self._version += 1
-            due = [r for r in self._waiting if r.version <= self._version]
-            self._waiting = [r for r in self._waiting if r.version > self._version]
-        try:
-            for request in due:
-                self._answer(request)
-        except RuntimeError as error:
-            raise_cause(error, self._control, "answer to a look-up outside a training step")
+            self._changing = False
+        self._answer_waiting()
 
-    def fetch(self, table: int, ids_U: Tensor, widths: Sequence[int], dtype: torch.dtype) -> dict[int, Tensor]:
+    def in_rounds(self, begun: bool) -> None:
+        """Tells whether the main thread waits for all ranks to look up in a training step.
+
+        It cannot reach a later version then, and the rank that asks for one does not come.
+        """
+        with self._lock:
+            self._in_rounds = begun
+        self._answer_waiting()
+
+    def fetch(
+        self, table: int, name: str, ids_U: Tensor, widths: Sequence[int], dtype: torch.dtype
+    ) -> dict[int, Tensor]:
         """Asks every rank that owns columns of ``table`` for rows.
 
         Args:
             table: The table's index.
+            name: Its name, for errors.
             ids_U: int64 ids on the CPU, valid.
             widths: Number of columns of each rank.
             dtype: The table's dtype.
@@ -99,28 +127,35 @@ class RowService:
 
         Raises:
             RankFailedError: Another rank failed.
+            RuntimeError: An owner's table has changed meanwhile, or cannot reach this rank's version.
         """
         owners = [r for r in range(self._world_size) if r != self._rank and widths[r] > 0]
-        what = f"look-up in table {table} outside a training step"
+        what = f"look-up in table {name!r} outside a training step"
         with self._asking:
             self._control.check()
             self._control.at(what)
-            answers = {r: torch.empty(ids_U.numel(), widths[r], dtype=dtype) for r in owners}
-            if ids_U.numel() == 0:
-                return answers
-            header = torch.tensor([table, ids_U.numel(), self._version])
-            try:
-                works = [dist.irecv(answers[r], group=self._group, group_src=r, tag=_ROWS) for r in owners]
-                works += [dist.isend(header, group=self._group, group_dst=r, tag=_REQUEST) for r in owners]
-                works += [dist.isend(ids_U, group=self._group, group_dst=r, tag=_IDS) for r in owners]
-                for work in works:
-                    assert work is not None
-                    work.wait()
-            except RuntimeError as error:
-                raise_cause(error, self._control, what)
+            sizes = {r: ids_U.numel() * widths[r] * dtype.itemsize for r in owners}
+            answers = {r: torch.empty(_VERDICT_BYTES + sizes[r], dtype=torch.uint8) for r in owners}
+            if ids_U.numel() > 0:
+                self._ask(owners, torch.tensor([table, ids_U.numel(), self._version]), ids_U, answers, what)
+                for r, answer in answers.items():
+                    verdict = int(answer[0])
+                    if verdict != _GIVEN:
+                        raise RuntimeError(f"During a {what}, rank {r} {_REFUSALS[verdict]}")
+        return {r: a[_VERDICT_BYTES:].view(dtype).view(ids_U.numel(), widths[r]) for r, a in answers.items()}
+
+    def _ask(self, owners: list[int], header: Tensor, ids_U: Tensor, answers: dict[int, Tensor], what: str) -> None:
+        try:
+            works = [dist.irecv(answers[r], group=self._group, group_src=r, tag=_ROWS) for r in owners]
+            works += [dist.isend(header, group=self._group, group_dst=r, tag=_REQUEST) for r in owners]
+            works += [dist.isend(ids_U, group=self._group, group_dst=r, tag=_IDS) for r in owners]
+            for work in works:
+                assert work is not None
+                work.wait()
+        except RuntimeError as error:
+            raise_cause(error, self._control, what)
         bytes_out = (header.numel() + ids_U.numel()) * 8 * len(owners)
-        self._traffic.add("served", bytes_out, sum(a.numel() * a.element_size() for a in answers.values()))
-        return answers
+        self._traffic.add("served", bytes_out, sum(a.numel() for a in answers.values()))
 
     def stop(self) -> None:
         """Ends the thread. Call it after a barrier: nobody asks any more."""
@@ -145,20 +180,31 @@ class RowService:
                 source = work._source_rank()
                 ids_U = torch.empty(count, dtype=torch.int64)
                 dist.recv(ids_U, group=self._group, group_src=source, tag=_IDS)
-                request = _Request(source, table, version, ids_U)
-                with self._lock:
-                    early = version > self._version
-                    if early:
-                        self._waiting.append(request)
-                if not early:
-                    self._answer(request)
+                self._answer(_Request(source, table, version, ids_U))
         except BaseException as error:
             if isinstance(error, RuntimeError) and self._control.wait_for_failure(_REASON_SECONDS) is not None:
                 return  # the group broke with that rank; main threads raise at their next exchange
             self._control.report(error)
             raise
 
+    def _answer_waiting(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        try:
+            for request in waiting:
+                self._answer(request)
+        except RuntimeError as error:
+            raise_cause(error, self._control, "answer to a look-up outside a training step")
+
     def _answer(self, request: _Request) -> None:
-        rows_Ud = self._read(request.table, request.ids_U).contiguous()
-        dist.send(rows_Ud, group=self._group, group_dst=request.source, tag=_ROWS)
-        self._traffic.add("served", rows_Ud.numel() * rows_Ud.element_size(), 0)
+        with self._lock:  # the tables do not begin to change while they are read
+            early = request.version > self._version
+            if early and not self._in_rounds:
+                self._waiting.append(request)
+                return
+            passed = request.version < self._version or self._changing
+            verdict = _NEVER if early else _PASSED if passed else _GIVEN
+            rows = self._read(request.table, request.ids_U).contiguous().view(-1).view(torch.uint8)
+        message = torch.cat([torch.tensor([verdict]).view(torch.uint8), rows])
+        dist.send(message, group=self._group, group_dst=request.source, tag=_ROWS)
+        self._traffic.add("served", message.numel(), 0)

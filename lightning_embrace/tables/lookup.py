@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -33,8 +34,8 @@ class Source(Protocol):
         """Raises IndexError, on every rank."""
         ...
 
-    def changed(self, table: ShardedTable) -> None:
-        """The table's weights were loaded anew."""
+    def changing(self, table: ShardedTable) -> AbstractContextManager[None]:
+        """The table's weights are loaded anew inside."""
         ...
 
 

@@ -5,6 +5,7 @@ The module object stays the user's: its class is exchanged for a subclass of wha
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -70,11 +71,12 @@ class _Sharded(nn.Module):
             except ValueError as error:
                 error_msgs.append(f"size mismatch for {key}: {error}")
                 state_dict[key] = handle.table.shard_Vd
-            # rows fetched before are those of the old weights
-            handle.source.changed(handle.table)
         # assign=True would replace the Parameter that the optimizer and the table hold
         metadata = {**local_metadata, "assign_to_params_buffers": False}
-        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        with handle.source.changing(handle.table) if key in state_dict else nullcontext():
+            super()._load_from_state_dict(
+                state_dict, prefix, metadata, strict, missing_keys, unexpected_keys, error_msgs
+            )
 
 
 class ShardedEmbedding(_Sharded, nn.Embedding):  # type: ignore[misc]  # the weight is guarded

@@ -14,7 +14,7 @@ could not answer those whose look-ups come before it.
 | bags | POOL: number of bags |
 | mode | POOL: 0 sum, 1 mean, plus 2 when weights per sample follow |
 | bad id | BAD: the offending id |
-| step | the rank's step, checked for equality |
+| version | how often the rank's tables have changed, checked for equality |
 | plan | fingerprint of the dense blocks, checked for equality at END |
 """
 
@@ -40,7 +40,7 @@ class _Header(NamedTuple):
     bags: int = 0
     mode: int = 0
     bad_id: int = 0
-    step: int = 0
+    version: int = 0
     plan: int = 0
 
 
@@ -56,14 +56,19 @@ class LookupRounds:
         self._comm = comm
         self._tables = tables
         self._round = 0
-        self._step = 0
+        self._step = self._version = 0
         self._quiet = False
         #: the ranks look up and answer; closed when all have left their forward pass
         self.open = False
 
-    def begin_step(self, step: int) -> None:
-        """Numbers start at 0 in every step."""
-        self._step = step
+    def begin_step(self, step: int, version: int) -> None:
+        """Numbers start at 0 in every step.
+
+        Args:
+            step: Number of the step, for errors.
+            version: How often the tables have changed.
+        """
+        self._step, self._version = step, version
         self._round = 0
         self.open = True
 
@@ -79,7 +84,7 @@ class LookupRounds:
         """
         self._check_open(table)
         table.asked[self._comm.rank].append(ids_U)
-        header = _Header(_ROWS, table.index, ids_U.numel(), step=self._step)
+        header = _Header(_ROWS, table.index, ids_U.numel(), version=self._version)
         answer = self._run(header, ids_U.to(table.id_dtype).view(torch.uint8))
         assert answer is not None
         return answer
@@ -98,7 +103,7 @@ class LookupRounds:
             request.ids_L.numel(),
             request.sizes_B.numel(),
             int(request.mean) + 2 * (request.weights_L is not None),
-            step=self._step,
+            version=self._version,
         )
         parts = [request.ids_L.to(table.id_dtype), request.sizes_B.to(torch.int32)]
         if request.weights_L is not None:
@@ -109,7 +114,7 @@ class LookupRounds:
 
     def refuse(self, table: ShardedTable, bad_id: int) -> None:
         """Tells every rank of an id out of range. Collective; raises IndexError on every rank."""
-        self._run(_Header(_BAD, table.index, bad_id=bad_id, step=self._step), None)
+        self._run(_Header(_BAD, table.index, bad_id=bad_id, version=self._version), None)
 
     def _check_open(self, table: ShardedTable) -> None:
         if not self.open:
@@ -134,13 +139,13 @@ class LookupRounds:
         Args:
             plan: Fingerprint of what this rank will AllReduce next; must be equal on all ranks.
         """
-        self._answer_until_quiet(_Header(step=self._step, plan=plan))
+        self._answer_until_quiet(_Header(version=self._version, plan=plan))
         self.open = False
 
     def meet(self) -> None:
         """Answers the others until every rank is about to enter the same other collective. Collective."""
         if self._tables:
-            self._answer_until_quiet(_Header(_MEET, step=self._step))
+            self._answer_until_quiet(_Header(_MEET, version=self._version))
 
     def _answer_until_quiet(self, mine: _Header) -> None:
         self._quiet = False
@@ -163,7 +168,11 @@ class LookupRounds:
         for rank, header in enumerate(headers):
             if header.op == _BAD:
                 self.raise_bad_id(rank, self._tables[header.table], header.bad_id)
-        assert len({h.step for h in headers}) == 1, f"ranks are at different steps: {[h.step for h in headers]}"
+        if len({h.version for h in headers}) > 1:
+            raise RuntimeError(
+                f"The tables have changed {[h.version for h in headers]} times on the ranks. Step optimizers and call"
+                " `load_state_dict` on every rank, not on some."
+            )
         if {h.op for h in headers} == {_END, _MEET}:
             inside, outside = ([r for r, h in enumerate(headers) if h.op == op] for op in (_MEET, _END))
             raise RuntimeError(

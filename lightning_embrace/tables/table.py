@@ -76,7 +76,8 @@ class ShardedTable:
         """The rows have changed (optimizer step, loaded checkpoint): fetched ones are stale."""
         self.asked = [[] for _ in self.ranges]
         self.asked_pooled = [[] for _ in self.ranges]
-        self.window = Window(self.window.rows_UD.new_empty(0, self.columns))
+        # on the shard's device, which is not the one where the whole table was
+        self.window = Window(self.parameter.new_empty(0, self.columns, requires_grad=False))
 
     def asked_ids(self, rank: int) -> Tensor:
         """All ids that ``rank`` asked for since :meth:`forget`, in its order, [U] int64."""
