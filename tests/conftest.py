@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 
 import pytest
 
 from tests.support.ranks import Ranks
+
+
+def pytest_report_header() -> str:
+    """Logs that are kept say what they were made with."""
+    return ", ".join(f"{name} {version(name)}" for name in ("torch", "lightning"))
 
 
 @pytest.fixture(scope="session")
