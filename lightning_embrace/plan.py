@@ -12,6 +12,7 @@ from lightning_embrace.comm.traffic import ring_bytes
 from lightning_embrace.tables.columns import column_ranges
 from lightning_embrace.tables.find import TableSpec
 from lightning_embrace.tables.replicated import dense_elements, rows_are_smaller
+from lightning_embrace.tables.usage import Usage
 
 
 class TableCost(NamedTuple):
@@ -30,12 +31,12 @@ class TableCost(NamedTuple):
     memory: int
 
 
-def table_cost(spec: TableSpec, unique_rows: float, world_size: int, wire_itemsize: int | None = None) -> TableCost:
+def table_cost(spec: TableSpec, usage: Usage, world_size: int, wire_itemsize: int | None = None) -> TableCost:
     """Costs of one table.
 
     Args:
         spec: The table.
-        unique_rows: U, rows that one rank looks up in a step, mean over ranks.
+        usage: What one rank looks up in a step.
         world_size: N.
         wire_itemsize: Bytes of an element of exchanged rows, None: the table's.
 
@@ -44,6 +45,7 @@ def table_cost(spec: TableSpec, unique_rows: float, world_size: int, wire_itemsi
     """
     rows, columns = spec.shape
     itemsize = spec.parameter.element_size()
+    unique_rows = usage.rows
     dense = ring_bytes(spec.nbytes, world_size)
     sparse = round((world_size - 1) * unique_rows * (columns * itemsize + 8))
     if spec.place == "frozen":
@@ -56,16 +58,15 @@ def table_cost(spec: TableSpec, unique_rows: float, world_size: int, wire_itemsi
         if by_rows:
             here = round((world_size - 1) * unique_rows * (columns * itemsize + 4))
         return TableCost(dense, sparse, here, spec.nbytes)
-    id_bytes = 4 if rows < 2**31 else 8
     # rows out in forward, gradients back in backward; ids to every rank that owns columns
-    vectors = 2 * (world_size - 1) / world_size * unique_rows * columns * (wire_itemsize or itemsize)
-    here = round(vectors + (world_size - 1) * unique_rows * id_bytes)
+    vectors = 2 * (world_size - 1) / world_size * usage.vectors * columns * (wire_itemsize or itemsize)
+    here = round(vectors + (world_size - 1) * usage.asking)
     width = max(stop - start for start, stop in column_ranges(columns, world_size))
     return TableCost(dense, sparse, here, rows * width * itemsize)
 
 
 def render_plan(
-    specs: Sequence[TableSpec], unique_rows: dict[str, float], world_size: int, wire_itemsize: int | None = None
+    specs: Sequence[TableSpec], usage: dict[str, Usage], world_size: int, wire_itemsize: int | None = None
 ) -> Table:
     """Draws the plan as a table for people."""
     table = Table(title=f"EmbRace on {world_size} rank{'s' if world_size > 1 else ''}", title_justify="left")
@@ -79,14 +80,14 @@ def render_plan(
     table.add_column("weight\na rank", justify="right")
     for spec in specs:
         rows, columns = spec.shape
-        known = spec.name in unique_rows
-        cost = table_cost(spec, unique_rows.get(spec.name, 0.0), world_size, wire_itemsize)
+        known = spec.name in usage
+        cost = table_cost(spec, usage.get(spec.name, Usage(0.0, 0.0, 0.0)), world_size, wire_itemsize)
         table.add_row(
             spec.name,
             f"{rows:,} × {columns}",
             spec.place,
             spec.reason,
-            f"{unique_rows[spec.name]:,.0f}" if known else "–",
+            f"{usage[spec.name].rows:,.0f}" if known else "–",
             human_bytes(cost.ddp_dense),
             human_bytes(cost.ddp_sparse) if known or spec.place in ("dense", "frozen") else "–",
             human_bytes(cost.here) if known or spec.place in ("dense", "frozen") else "–",
@@ -96,14 +97,14 @@ def render_plan(
 
 
 def print_plan(
-    specs: Sequence[TableSpec], unique_rows: dict[str, float], world_size: int, wire_itemsize: int | None = None
+    specs: Sequence[TableSpec], usage: dict[str, Usage], world_size: int, wire_itemsize: int | None = None
 ) -> None:
     """Prints the plan to stderr, where progress bars and warnings go."""
     # in a notebook rich would send a display message, which a forked rank cannot
     console = Console(stderr=True, force_jupyter=False)
     if not console.is_terminal:
         console.width = 140
-    console.print(render_plan(specs, unique_rows, world_size, wire_itemsize))
+    console.print(render_plan(specs, usage, world_size, wire_itemsize))
 
 
 def human_bytes(count: float) -> str:

@@ -24,6 +24,7 @@ from lightning_embrace.tables.request import PooledRequest
 from lightning_embrace.tables.rounds import LookupRounds
 from lightning_embrace.tables.shard import gather_columns, scatter_columns
 from lightning_embrace.tables.table import ShardedTable
+from lightning_embrace.tables.usage import Usage, usage_of
 
 
 class Session:
@@ -75,8 +76,7 @@ class Session:
         self._guard = GradientGuard({**dense, **{s.name: s.parameter for s in whole}})
         self._buffers = BufferSync(comm, model)
         self._buffers_may_differ = True
-        #: rows looked up in the last step, mean over ranks, by table
-        self.unique_rows: dict[str, float] = {}
+        self._replicated_headers: list[list[int]] = []
 
     def reader(self) -> Callable[[int, Tensor], Tensor]:
         """What another thread reads this rank's columns with; on CUDA it keeps the order of this thread's work."""
@@ -148,7 +148,7 @@ class Session:
             size = self._gradients.header_size
             self._gradients.run([row[:size] for row in rows])
             self._replicated.run([row[size:] for row in rows])
-            self._note_unique_rows([row[size:] for row in rows])
+            self._replicated_headers = [row[size:] for row in rows]
             self._dense.finish()
         else:
             self._buffers_may_differ = False
@@ -211,10 +211,10 @@ class Session:
         if self._service is not None:
             self._service.advance()
 
-    def _note_unique_rows(self, replicated_headers: list[list[int]]) -> None:
-        ranks = range(self.comm.world_size)
-        self.unique_rows = {t.name: sum(t.asked_ids(r).numel() for r in ranks) / len(ranks) for t in self.tables}
-        self.unique_rows.update(self._replicated.mean_rows(replicated_headers))
+    def usage(self) -> dict[str, Usage]:
+        """What was looked up in the last backward pass' step, by table. Known between that and the optimizer's step."""
+        rows = self._replicated.mean_rows(self._replicated_headers)
+        return {t.name: usage_of(t) for t in self.tables} | {name: Usage(u, u, 0.0) for name, u in rows.items()}
 
     # ---- where rows come from (tables.lookup.Source) -------------------------------------------------------------
 
@@ -238,6 +238,10 @@ class Session:
         blocks = self._service.fetch(table.index, table.name, ids_U.cpu(), table.widths, table.parameter.dtype)
         blocks[self.comm.rank] = own
         return torch.cat([blocks[r].to(own.device) for r in table.owners()], dim=1)
+
+    def fetch_nothing(self) -> None:
+        """Answers the others, where a look-up needs nothing of them."""
+        self._rounds.join()
 
     def fetch_pooled(self, table: ShardedTable, request: PooledRequest) -> Tensor:
         """Sums or means of bags in full width, [B, D]."""

@@ -205,7 +205,7 @@ class EmbRaceMixin(DistributedMixin):
             self._plan_printed = True
             if self.is_global_zero:
                 itemsize = self.config.wire_dtype.itemsize if self.config.wire_dtype is not None else None
-                print_plan(session.specs, session.unique_rows, self.world_size, itemsize)
+                print_plan(session.specs, session.usage(), self.world_size, itemsize)
         loss = self.precision_plugin.post_backward(loss, module)
         self.post_backward(loss)
         return loss

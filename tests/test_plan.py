@@ -11,6 +11,7 @@ from torch import nn
 
 from lightning_embrace.plan import TableCost, human_bytes, render_plan, table_cost
 from lightning_embrace.tables.find import TableSpec, find_tables
+from lightning_embrace.tables.usage import Usage
 
 
 def _spec(place, rows=1000, columns=16, dtype=torch.float32, **more) -> TableSpec:
@@ -38,7 +39,18 @@ def _spec(place, rows=1000, columns=16, dtype=torch.float32, **more) -> TableSpe
 )
 def test_cost(spec, unique_rows, world_size, wire_itemsize, cost):
     """Bytes that a rank sends per step, by scheme, as worked out by hand."""
-    assert table_cost(spec, unique_rows, world_size, wire_itemsize) == cost
+    assert table_cost(spec, _rows(unique_rows), world_size, wire_itemsize) == cost
+
+
+def test_cost_of_bags():
+    """Where bags travel pooled, vectors count instead of rows; under ddp the rows of all ids do."""
+    usage = Usage(rows=50, vectors=4, asking=60 * 4 + 4 * 4)
+    # ddp sparse 1·50·(64 + 8); here 2·1/2·4·64 + 1·256
+    assert table_cost(_spec("sharded"), usage, 2) == TableCost(64_000, 3_600, 512, 32_000)
+
+
+def _rows(count) -> Usage:
+    return Usage(count, count, count * 4)
 
 
 def _printed(specs, unique_rows, world_size) -> str:
@@ -51,7 +63,7 @@ def test_rendered_plan():
     """Per table: its whole shape, place, reason, rows a step and bytes."""
     model = nn.ModuleDict({"words": nn.Embedding(100_000, 64), "tags": nn.Embedding(17, 4), "out": nn.Linear(2, 2)})
     (row, small) = [
-        line for line in _printed(find_tables(model, "auto"), {"words": 1234.0}, 4).splitlines() if "×" in line
+        line for line in _printed(find_tables(model, "auto"), {"words": _rows(1234.0)}, 4).splitlines() if "×" in line
     ][1:]
     for text in ("words", "100,000 × 64", "sharded", "large enough to pay", "1,234", "38.4 MB", "6.4 MB"):
         assert text in row
@@ -66,7 +78,7 @@ def test_rendered_plan_of_a_shard():
     """While the parameter holds a shard, the plan still shows the whole table."""
     (spec,) = find_tables(nn.ModuleDict({"words": nn.Embedding(1000, 16)}), ["*"])
     spec.parameter.data = spec.parameter.data[:, :4].clone()
-    printed = _printed([spec], {"words": 10.0}, 4)
+    printed = _printed([spec], {"words": _rows(10.0)}, 4)
     assert "1,000 × 16" in printed
     assert "96 kB" in printed  # ddp dense: of the whole
     assert "16 kB" in printed  # memory a rank: of the shard

@@ -102,7 +102,6 @@ def pooled_is_smaller(request: PooledRequest, ids_U: Tensor, table: ShardedTable
     missing = table.window.missing(ids_U).numel()
     vector = sum(table.widths[r] for r in others) * table.row_dtype.itemsize * (2 if backward else 1)
     id_bytes = table.id_dtype.itemsize
-    weight_bytes = 0 if request.weights_L is None else table.parameter.dtype.itemsize
-    asking = request.ids_L.numel() * (id_bytes + weight_bytes) + request.sizes_B.numel() * 4
+    asking = request.wire_bytes(id_bytes, table.parameter.dtype.itemsize)
     rows = missing * (vector + len(others) * id_bytes)
     return request.sizes_B.numel() * vector + len(others) * asking < rows

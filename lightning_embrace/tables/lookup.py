@@ -26,6 +26,10 @@ class Source(Protocol):
         """Rows of unique valid ids in full width, [U, D]."""
         ...
 
+    def fetch_nothing(self) -> None:
+        """Answers the others, where a look-up needs nothing of them; only in a training step."""
+        ...
+
     def fetch_pooled(self, table: ShardedTable, request: PooledRequest) -> Tensor:
         """Sums or means of bags in full width, [B, D]; only in a training step."""
         ...
@@ -92,6 +96,8 @@ class TableHandle:
         missing_M = window.missing(ids_U)
         if missing_M.numel() > 0:
             window.add(missing_M, self.source.fetch_rows(self.table, missing_M))
+        elif not self.source.in_backward:
+            self.source.fetch_nothing()
         position_U = window.positions(ids_U)
         if not self.wants_gradient():
             return window.rows_UD[position_U]

@@ -27,6 +27,11 @@ class PooledRequest(NamedTuple):
         """Where each bag starts in ``ids_L``."""
         return self.sizes_B.cumsum(0) - self.sizes_B
 
+    def wire_bytes(self, id_bytes: int, weight_bytes: int) -> int:
+        """Bytes in which the request travels to one owner."""
+        per_id = id_bytes + (0 if self.weights_L is None else weight_bytes)
+        return self.ids_L.numel() * per_id + self.sizes_B.numel() * 4
+
     def same_as(self, other: PooledRequest) -> bool:
         """Whether both ask for the same vectors."""
         if self.mean != other.mean or (self.weights_L is None) != (other.weights_L is None):

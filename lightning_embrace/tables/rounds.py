@@ -4,11 +4,12 @@ Every rank issues the same rounds in the same order, whatever it looks up: a rou
 every rank, in which a rank asks for rows of some table, or says that it has left its forward pass (END). A rank with
 nothing to ask answers the others, and one that is at END goes on answering until all are. Before another collective
 inside the step (a logged value is reduced, say) every rank comes to MEET likewise: one that waited in that collective
-could not answer those whose look-ups come before it.
+could not answer those whose look-ups come before it. Of a collective that goes straight to torch.distributed nobody
+knows here; so that ranks with equal look-ups have equal rounds before it, one whose rows are all there joins with NONE.
 
 | header field | meaning |
 |---|---|
-| op | END, MEET, ROWS, POOL (sums or means of bags) or BAD (an id out of range) |
+| op | END, MEET, NONE, ROWS, POOL (sums or means of bags) or BAD (an id out of range) |
 | table | the table's index |
 | ids | number of ids asked for |
 | bags | POOL: number of bags |
@@ -30,7 +31,8 @@ from lightning_embrace.comm.base import Communicator
 from lightning_embrace.tables.request import PooledRequest
 from lightning_embrace.tables.table import ShardedTable
 
-_END, _ROWS, _POOL, _BAD, _MEET = range(5)
+_END, _ROWS, _POOL, _BAD, _MEET, _NONE = range(6)
+_ASKING = (_ROWS, _POOL)
 
 
 class _Header(NamedTuple):
@@ -112,6 +114,10 @@ class LookupRounds:
         assert answer is not None
         return answer
 
+    def join(self) -> None:
+        """Takes part in a round with nothing to ask. Collective."""
+        self._run(_Header(_NONE, version=self._version), None)
+
     def refuse(self, table: ShardedTable, bad_id: int) -> None:
         """Tells every rank of an id out of range. Collective; raises IndexError on every rank."""
         self._run(_Header(_BAD, table.index, bad_id=bad_id, version=self._version), None)
@@ -159,7 +165,7 @@ class LookupRounds:
         headers = [_Header(*row) for row in gathered.tolist()]
         self._check(headers)
         self._quiet = all(h.op in (_END, _MEET) for h in headers)
-        if self._quiet:
+        if not any(h.op in _ASKING for h in headers):
             return None
         self._exchange_requests(headers, payload, what)
         return self._exchange_answers(headers, what)
@@ -203,14 +209,14 @@ class LookupRounds:
         pieces = [self._answer(r, h) if self._owns(h, me) else self._no_bytes() for r, h in enumerate(headers)]
         mine = headers[me]
         wanted = [0] * comm.world_size
-        if mine.op in (_ROWS, _POOL):
+        if mine.op in _ASKING:
             table = self._tables[mine.table]
             count = mine.ids if mine.op == _ROWS else mine.bags
             wanted = [count * width * table.row_dtype.itemsize for width in table.widths]
         received = comm.all_to_all(
             torch.cat(pieces), [p.numel() for p in pieces], wanted, "rows", f"rows of {what}"
         ).wait()
-        if mine.op not in (_ROWS, _POOL):
+        if mine.op not in _ASKING:
             return None
         blocks = [
             piece.view(table.row_dtype).view(count, width)
@@ -220,10 +226,10 @@ class LookupRounds:
         return torch.cat(blocks, dim=1).to(table.parameter.dtype)
 
     def _owns(self, header: _Header, rank: int) -> bool:
-        return header.op in (_ROWS, _POOL) and self._tables[header.table].widths[rank] > 0
+        return header.op in _ASKING and self._tables[header.table].widths[rank] > 0
 
     def _request_bytes(self, header: _Header) -> int:
-        if header.op not in (_ROWS, _POOL):
+        if header.op not in _ASKING:
             return 0
         table = self._tables[header.table]
         size = header.ids * table.id_dtype.itemsize

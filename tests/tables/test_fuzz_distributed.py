@@ -76,3 +76,55 @@ def test_random_scripts(ranks, seed, world_size, columns, sparse, optimizer):
     tables = _tables(columns, sparse)
     data = [[_script(rng, list(tables), sparse) for _ in range(world_size)] for _ in range(12)]
     check(ranks, functools.partial(Scripted, optimizer, **tables), data)
+
+
+@pytest.mark.parametrize(("seed", "sparse", "optimizer"), [(10, False, "adam"), (11, True, "adagrad")])
+def test_random_scripts_under_accumulation(ranks, seed, sparse, optimizer):
+    """Rows stay for the whole accumulation window, gradients of several backward passes travel once."""
+    rng = random.Random(seed)
+    tables = _tables(5, sparse)
+    data = [[_script(rng, list(tables), sparse) for _ in range(3)] for _ in range(11)]
+    check(ranks, functools.partial(Scripted, optimizer, **tables), data, accumulate_grad_batches=3)
+
+
+class ByHand(Scripted):
+    """Manual optimization: several backward passes for one step, a step between look-ups, two optimizers."""
+
+    def __init__(self, optimizer: str, **tables) -> None:
+        super().__init__(optimizer, **tables)
+        self.automatic_optimization = False
+
+    def training_step(self, batches, batch_idx) -> None:
+        first, second = self.optimizers()
+
+        def mean(part):
+            return torch.stack([self.loss(batch[part]) for batch in batches]).mean()
+
+        first.zero_grad()
+        second.zero_grad()
+        early, loss = mean(0), mean(1)
+        self.manual_backward(loss, retain_graph=True)
+        self.manual_backward(early + 0.5 * loss)
+        first.step()
+        again = mean(2)
+        self.manual_backward(again)
+        second.step()
+        if batch_idx % 2:
+            second.zero_grad()
+            self.manual_backward(mean(3))
+            first.step()
+            second.step()
+        self.losses.append(float(self.trainer.strategy.reduce(again.detach().clone(), reduce_op="mean")))
+
+    def configure_optimizers(self):
+        parameters = list(self.parameters())
+        return [torch.optim.SGD(parameters[::2], lr=0.05), torch.optim.Adagrad(parameters[1::2], lr=0.05)]
+
+
+@pytest.mark.parametrize(("seed", "world_size", "sparse"), [(20, 2, False), (21, 3, True)])
+def test_random_scripts_by_hand(ranks, seed, world_size, sparse):
+    """Whatever is backward's and the optimizers' order, as long as every rank has the same."""
+    rng = random.Random(seed)
+    tables = _tables(4, sparse)
+    data = [[[_script(rng, list(tables), sparse) for _ in range(4)] for _ in range(world_size)] for _ in range(6)]
+    check(ranks, functools.partial(ByHand, "sgd", **tables), data)

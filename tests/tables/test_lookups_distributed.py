@@ -6,6 +6,7 @@ import functools
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from tests.tables.scripts import Scripted, check, look
@@ -170,3 +171,23 @@ def test_lookup_counts_differ_and_a_value_is_logged(ranks):
     every step; here rank 1 looks up nothing before it does."""
     data = [[[look("t", [1]), look("t", [2]), look("t", [3])], []]] * 2
     check(ranks, _make("sgd", 4), data)
+
+
+class Contrastive(Scripted):
+    """Calls torch.distributed itself between and after its look-ups, as contrastive losses do."""
+
+    def look_up(self, call):
+        values = super().look_up(call)
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(torch.ones(1))
+        return values
+
+
+def test_collectives_of_the_user(ranks):
+    """Ranks with equal numbers of look-ups have equal rounds, whether or not the rows are there already.
+
+    Regression: a rank whose second look-up found all rows of the first took no part in its round, went on to the
+    model's all_reduce and left the other waiting for an answer.
+    """
+    data = [[[look("t", [1, 2]), look("t", [2, 1]), look("t", [])], [look("t", [3]), look("t", [4]), look("t", [5])]]]
+    check(ranks, functools.partial(Contrastive, "sgd", t=functools.partial(nn.Embedding, V, 4)), data * 2)
