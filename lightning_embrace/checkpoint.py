@@ -56,14 +56,14 @@ def shard_optimizer_state(
 
 
 def restore_optimizer(comm: Communicator, tables: list[ShardedTable], optimizer: Optimizer) -> None:
-    """Replaces an optimizer's table states by whole ones, on every rank. Collective."""
+    """Replaces an optimizer's table states by whole ones, on every rank and on its CPU. Collective."""
     for table in tables:
         if table.parameter in optimizer.state:
             state = optimizer.state[table.parameter]
             for key in [k for k, v in state.items() if _is_sharded(table, v)]:
                 full = gather_columns(comm, table, state[key], to_all=True)
                 assert full is not None
-                state[key] = full.to(state[key].device)
+                state[key] = full
 
 
 def _table_numbers(tables: list[ShardedTable], optimizer: Optimizer) -> dict[int, ShardedTable]:

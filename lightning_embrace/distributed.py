@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
 import zlib
@@ -67,7 +68,7 @@ class DistributedMixin(_Base):
 
     @property
     def process_group_backend(self) -> str:
-        """``"gloo"`` or ``"nccl"``."""
+        """``"gloo"``, ``"nccl"``, or one for each kind of device: ``"cpu:gloo,cuda:nccl"``."""
         return self.config.process_group_backend or ("nccl" if self.root_device.type == "cuda" else "gloo")
 
     def set_world_ranks(self) -> None:
@@ -100,7 +101,7 @@ class DistributedMixin(_Base):
             self.global_rank,
             self.world_size,
             self.root_device,
-            self.process_group_backend,
+            _backend_for(self.root_device, self.process_group_backend),
             self.config.timeout,
             self.cluster_environment.main_address,
         )
@@ -116,6 +117,8 @@ class DistributedMixin(_Base):
             timeout=self.config.timeout,
             device_id=self.root_device if self.root_device.type != "cpu" else None,
         )
+        if "nccl" in self.process_group_backend:
+            atexit.register(_leave_default_group)
 
     def _check_same_model(self, communicator: Communicator, model: nn.Module) -> None:
         """Ranks with different models would exchange tensors of different sizes."""
@@ -190,6 +193,20 @@ class DistributedMixin(_Base):
         self._before_collective()
         with nullcontext() if self._connection is None else self._connection.naming(what):
             yield
+
+
+def _backend_for(device: torch.device, backend: str) -> str:
+    """The part of ``"cpu:gloo,cuda:nccl"`` that carries a device's tensors."""
+    if ":" not in backend:
+        return backend
+    parts = dict(part.split(":") for part in backend.split(","))
+    return parts.get(device.type, backend)
+
+
+def _leave_default_group() -> None:
+    """NCCL wants its groups destroyed before the process ends, and warns of those that are not."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _unshare(model: nn.Module) -> None:

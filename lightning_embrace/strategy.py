@@ -115,16 +115,15 @@ class EmbRaceMixin(DistributedMixin):
         self._check_same_model(communicator, self.model)
         self._session = Session(self.model, specs, communicator, self.config.wire_dtype)
         if self.world_size > 1:
-            session = self._session
             self._service = RowService(
                 self.global_rank,
                 self.world_size,
-                lambda table, ids_U: session.tables[table].read(ids_U.to(self.root_device)).cpu(),
+                self._session.reader(),
                 self._connection.control,
                 self.traffic,
                 self.config.timeout,
             )
-            session.serve_with(self._service)
+            self._session.serve_with(self._service)
 
     def teardown(self) -> None:
         """Puts whole tables and optimizer states back, unless training ended with an exception."""
@@ -134,13 +133,12 @@ class EmbRaceMixin(DistributedMixin):
                     self._end_in_order()
         finally:
             self._let_go()
+            self._revert_layer_sync()
             super().teardown()
 
     def _end_in_order(self) -> None:
         if self._session is not None:
             self._session.unshard(self.optimizers)
-            if self._layer_sync and self.model is not None:
-                self.model = self._layer_sync.revert(self.model)
         if self._connection is not None:
             self.barrier("teardown")
             if self._service is not None:
@@ -155,6 +153,11 @@ class EmbRaceMixin(DistributedMixin):
         if self._connection is not None:
             self._connection.abandon()
         self._session = self._connection = self._service = None
+
+    def _revert_layer_sync(self) -> None:
+        trainer = getattr(self.lightning_module, "_trainer", None)
+        if self._layer_sync and self.model is not None and trainer is not None and trainer.state.fn == "fit":
+            self.model = self._layer_sync.revert(self.model)
 
     # ---- steps -----------------------------------------------------------------------------------------------------
 

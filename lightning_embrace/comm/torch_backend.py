@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -17,6 +18,8 @@ from lightning_embrace.comm.traffic import Traffic, ring_bytes
 
 # how long one wait may last before the control channel is asked whether another rank has failed
 _SLICE = timedelta(seconds=0.5)
+# the longest pause between two looks at an exchange on a CUDA stream
+_POLL_SECONDS = 1e-3
 # a broken connection is seen before the reason for it has travelled
 _REASON_SECONDS = 3.0
 
@@ -28,16 +31,17 @@ class ExchangeError(RuntimeError):
 class TorchHandle:
     """Waits for a torch.distributed work item in slices, so that a failed peer is noticed while waiting."""
 
-    def __init__(self, work: Any, result: Tensor, control: Control, what: str) -> None:
+    def __init__(self, work: Any, result: Tensor, control: Control, what: str, on_stream: bool = False) -> None:
         self._work = work
         self._result = result
         self._control = control
         self._what = what
+        self._on_stream = on_stream
 
     def wait(self) -> Tensor:
         """Blocks until done; see :class:`~lightning_embrace.comm.base.Handle`."""
         with torch.profiler.record_function(f"embrace: wait {self._what}"):
-            wait_for(self._work, self._control, self._what, on_stream=self._result.is_cuda)
+            wait_for(self._work, self._control, self._what, on_stream=self._on_stream)
         return self._result
 
 
@@ -48,7 +52,8 @@ def wait_for(work: Any, control: Control, what: str, *, on_stream: bool = False)
         work: A torch.distributed work item.
         control: The channel on which ranks report failures.
         what: The exchange's name, for the error.
-        on_stream: The work belongs to a CUDA stream: ``wait`` then only orders the streams and returns at once.
+        on_stream: The work is NCCL's: its own ``wait`` only orders the streams and returns at once, and whatever reads
+            the result would hang with a rank that never comes. So its end is awaited here.
 
     Raises:
         RankFailedError: Another rank failed.
@@ -56,6 +61,7 @@ def wait_for(work: Any, control: Control, what: str, *, on_stream: bool = False)
     """
     try:
         if on_stream:
+            _poll(work, control)
             work.wait()
         else:
             while not _done_within_slice(work):
@@ -64,6 +70,15 @@ def wait_for(work: Any, control: Control, what: str, *, on_stream: bool = False)
         raise
     except RuntimeError as error:
         raise_cause(error, control, what)
+
+
+def _poll(work: Any, control: Control) -> None:
+    pause = 0.0
+    while not work.is_completed():
+        control.check()
+        time.sleep(pause)
+        pause = min(pause + _POLL_SECONDS / 20, _POLL_SECONDS)
+    control.check()  # the end of what was aborted because of a failure
 
 
 def _done_within_slice(work: Any) -> bool:
@@ -118,6 +133,7 @@ class TorchCommunicator:
         self.device = device
         self.traffic = Traffic()
         self.control = control
+        self._on_stream = backend == "nccl"
         # urgent exchanges (rows and their gradients) must not queue behind large AllReduces
         self._sparse = dist.new_group(timeout=timeout, backend=backend, pg_options=_group_options(backend, timeout))
         self._dense = dist.new_group(timeout=timeout, backend=backend)
@@ -135,7 +151,7 @@ class TorchCommunicator:
         )
         sent = header_H.numel() * header_H.element_size() * (self.world_size - 1)
         self.traffic.add("header", sent, sent)
-        return TorchHandle(work, gathered_NH, self.control, what).wait().cpu()
+        return self._handle(work, gathered_NH, what).wait().cpu()
 
     def all_to_all(
         self, send: Tensor, send_splits: Sequence[int], receive_splits: Sequence[int], kind: str, what: str
@@ -159,14 +175,14 @@ class TorchCommunicator:
             (sum(send_splits) - send_splits[self.rank]) * size,
             (sum(receive_splits) - receive_splits[self.rank]) * size,
         )
-        return TorchHandle(work, received, self.control, what)
+        return self._handle(work, received, what)
 
     def all_reduce(self, flat: Tensor, kind: str, what: str) -> Handle:
         """See :class:`~lightning_embrace.comm.base.Communicator`."""
         work = self._issue(what, dist.all_reduce, flat, group=self._dense, async_op=True)
         sent = ring_bytes(flat.numel() * flat.element_size(), self.world_size)
         self.traffic.add(kind, sent, sent)
-        return TorchHandle(work, flat, self.control, what)
+        return self._handle(work, flat, what)
 
     def broadcast(self, flat: Tensor, kind: str, what: str) -> Handle:
         """See :class:`~lightning_embrace.comm.base.Communicator`."""
@@ -176,7 +192,7 @@ class TorchCommunicator:
             self.traffic.add(kind, size * (self.world_size - 1), 0)
         else:
             self.traffic.add(kind, 0, size)
-        return TorchHandle(work, flat, self.control, what)
+        return self._handle(work, flat, what)
 
     def close(self) -> None:
         """Gives the process groups back. Call it when no exchange is under way on any rank."""
@@ -188,6 +204,9 @@ class TorchCommunicator:
         """Ends after a failure: what is under way raises, for this process could not end before it has."""
         break_group(self._sparse)
         break_group(self._dense)
+
+    def _handle(self, work: Any, result: Tensor, what: str) -> TorchHandle:
+        return TorchHandle(work, result, self.control, what, self._on_stream)
 
     def _issue(self, what: str, operation: Any, *args: Any, **kwargs: Any) -> Any:
         self.control.check()

@@ -136,6 +136,8 @@ def _run_by_hand(environment: dict[str, str], function: Callable[..., Any], args
         pipe.send((True, function(*args)))
     except BaseException:
         pipe.send((False, traceback.format_exc()))
+    with contextlib.suppress(EOFError):
+        pipe.recv()  # tensors are fetched from this process: it lives until they have been
 
 
 def run_by_hand(environments: list[dict[str, str]], function: Callable[..., Any], *args: Any) -> list[Any]:
@@ -163,10 +165,10 @@ def run_by_hand(environments: list[dict[str, str]], function: Callable[..., Any]
         except EOFError:
             outcomes.append((False, "the process died"))
     for process, pipe in started:
+        pipe.close()
         if any(not ok for ok, _ in outcomes):
             process.kill()
         process.join(30.0)
-        pipe.close()
     if not all(ok for ok, _ in outcomes):
         raise RemoteError("\n".join(f"--- process {n}: {value}" for n, (_, value) in enumerate(outcomes)))
     return [value for _, value in outcomes]
