@@ -84,6 +84,9 @@ CASES = {
     "one rank alone uses a part": Comparison(
         functools.partial(Branches, "adamw"), uses((1, 2, 4), (7, 0, 0), (0, 0, 3), (4, 4, 4), (0, 7, 7)), ddp=UNUSED
     ),
+    "other ranks use other parts, in many blocks": Comparison(
+        functools.partial(Branches, "adamw"), uses((1, 2, 4), (7, 0, 0), (0, 5, 2)), ddp=UNUSED, block_bytes=100
+    ),
     "no rank uses a part": Comparison(
         functools.partial(Branches, "adamw"), uses((0, 0, 0), (1, 1, 1), (0, 0, 0), (5, 1, 4), (0, 0, 0)), ddp=UNUSED
     ),
