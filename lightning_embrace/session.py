@@ -309,6 +309,7 @@ class Session:
     def release(self) -> None:
         """Removes the hooks; the tables stay as they are, and look-ups say so."""
         self.released = True
+        self.in_step = self.in_training_step = self.in_backward = False
         self._dense.remove_hooks()
         self._guard.remove_hooks()
         for hook in self._hooks:

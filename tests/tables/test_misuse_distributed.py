@@ -52,8 +52,9 @@ def _errors(ranks, make_model, data=_DATA, **arguments) -> list[str]:
 class Misuser(Scripted):
     """Does one forbidden thing at one place of the step."""
 
-    def __init__(self, how: str, place: str = "training_step") -> None:
-        super().__init__("sgd", t=_embedding, other=_embedding)
+    def __init__(self, how: str, place: str = "training_step", columns: int = 5) -> None:
+        t, bag = (functools.partial(kind, V, columns) for kind in (nn.Embedding, nn.EmbeddingBag))
+        super().__init__("sgd", t=t, bag=bag)
         self.how, self.place = how, place
 
     def misuse(self) -> torch.Tensor:
@@ -75,6 +76,13 @@ class Misuser(Scripted):
             pickle.dumps(self.t)
         if self.how == "float ids":
             return self.t(torch.tensor([1.0, 2.0])).sum()
+        if self.how == "weighted mean":
+            return self.bag(torch.tensor([[1, 2]]), per_sample_weights=torch.ones(1, 2).double()).sum()
+        if self.how == "fp32 weights":
+            self.bag.mode = "sum"
+            return self.bag(torch.tensor([[1, 2]]), per_sample_weights=torch.ones(1, 2)).sum()
+        if self.how == "flat bag":
+            return self.bag(torch.tensor([1, 2])).sum()
         raise AssertionError(self.how)
 
     def loss(self, script):
@@ -106,6 +114,30 @@ def test_in_training_step(ranks, how, words):
             assert word in error
 
 
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("weighted mean", "NotImplementedError: Table 'bag': per_sample_weights is only supported for mode='sum', not"),
+        (
+            "fp32 weights",
+            "RuntimeError: Table 'bag': per_sample_weights must have the table's dtype torch.float64, but",
+        ),
+        ("flat bag", "ValueError: offsets has to be a 1D Tensor but got None"),
+    ],
+)
+def test_bags_that_torch_refuses(ranks, how, words):
+    """Refused alike, before anything is sent: an owner must not fail on another rank's request."""
+    for error in _errors(ranks, functools.partial(Misuser, how)):
+        assert error.startswith(words)
+
+
+def test_penalty_on_a_rank_without_columns(ranks):
+    """With fewer columns than ranks, a rank that owns nothing of the table raises as well."""
+    data = [[*step, [look("t", [4])]] for step in _DATA]
+    for error in _errors(ranks, functools.partial(Misuser, "penalty", columns=2), data):
+        assert "penalty over `parameters()`" in error
+
+
 @pytest.mark.parametrize("how", ["read", "deepcopy"])
 def test_in_validation_step(ranks, how):
     """The same in validation inside fit."""
@@ -119,6 +151,37 @@ class _Validated(Misuser):
 
     def val_dataloader(self):
         return DataLoader([torch.zeros(1)], batch_size=None)
+
+
+def _after_failure_on_rank(make_model, data):
+    """What a look-up and a second fit say after a fit that failed."""
+    said = []
+    kept = []
+
+    def make():
+        kept.append(make_model())
+        return kept[0]
+
+    assert _error_on_rank(make, data) is not None
+    with pytest.raises(RuntimeError) as raised:
+        kept[0].t(torch.tensor([1]))
+    said.append(str(raised.value))
+    rank = int(os.environ["LOCAL_RANK"])
+    with pytest.raises(ValueError, match="still sharded") as raised:
+        train(lambda: kept[0], [[s[rank]] for s in data], EmbRaceStrategy(tables=["*"]), len(data[0]))
+    return [*said, str(raised.value)]
+
+
+def test_model_after_a_failed_fit(ranks):
+    """Nothing was gathered: the model says that it is still sharded, and what to do."""
+    try:
+        outcomes = ranks(2).run(_after_failure_on_rank, functools.partial(Misuser, "read"), _DATA, timeout=60.0)
+    finally:
+        ranks(2).stop()
+    for said in outcomes:
+        for text in said:
+            assert "Table 't' is still sharded" in text
+            assert "Build the model anew and load its last checkpoint" in text
 
 
 class Manual(Scripted):

@@ -64,8 +64,17 @@ class Alone(Callback):
         if trainer.world_size == 1 or trainer.global_rank == self.rank:
             model.note(when)
 
+    def on_fit_start(self, trainer, model) -> None:
+        self._look(trainer, model, "fit start")
+
     def on_train_start(self, trainer, model) -> None:
         self._look(trainer, model, "train start")
+
+    def on_before_backward(self, trainer, model, *args) -> None:
+        self._look(trainer, model, "before backward")
+
+    def on_train_epoch_end(self, trainer, model) -> None:
+        self._look(trainer, model, "epoch end")
 
     def on_train_batch_start(self, trainer, model, *args) -> None:
         self._look(trainer, model, "batch start")
