@@ -66,9 +66,7 @@ def run_demo(build: Callable[[], tuple[LightningModule, LightningDataModule]], s
         max_epochs: Length of the first training.
     """
     # Two trainings would print what Lightning says of the machine twice, from every process.
-    # With both namespaces imported, Lightning logs under the name of the later one.
-    for name in ("lightning.pytorch", "pytorch_lightning"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
 
     model, data = build()
