@@ -83,6 +83,14 @@ def test_processes_of_multiprocessing(tmp_path: Path) -> None:
         check(tmp_path / name, nodes=1, devices=devices)
 
 
+def test_the_older_name(tmp_path: Path) -> None:
+    """``pytorch_lightning``'s Trainer and module train under the same names."""
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    places = [{**common, "LOCAL_RANK": str(d)} for d in range(2)]
+    run_by_hand(places, program.train, tmp_path, "embrace", 2, 1, "pytorch_lightning")
+    check(tmp_path, nodes=1, devices=2)
+
+
 def test_torchrun(tmp_path: Path) -> None:
     """``torchrun`` starts the processes; Lightning starts none."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
