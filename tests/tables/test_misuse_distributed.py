@@ -9,6 +9,7 @@ import pickle
 
 import pytest
 import torch
+import torch.distributed as dist
 from lightning.pytorch import Callback
 from torch import nn
 from torch.func import functional_call
@@ -46,7 +47,14 @@ def _errors(ranks, make_model, data=_DATA, **arguments) -> list[str]:
     assert None not in errors, errors
     if any(name in error for error in errors for name in ("RankFailedError", "ExchangeError")):
         ranks(len(data[0])).stop()  # somebody may have been left in a collective of Lightning's
+    else:
+        ranks(len(data[0])).try_run(_whole, timeout=20.0)  # replaces the processes if it fails
     return errors
+
+
+def _whole() -> None:
+    """Whether the default group has survived the failure."""
+    dist.all_reduce(torch.ones(1))
 
 
 class Misuser(Scripted):
