@@ -35,6 +35,7 @@ class DistributedMixin(_Base):
     _num_nodes: int
     _connection: Connection | None
     _failed: bool
+    _stopping: bool
 
     @property
     def is_distributed(self) -> bool:
@@ -95,7 +96,7 @@ class DistributedMixin(_Base):
         self.set_world_ranks()
         if not dist.is_initialized():
             self._join_default_group()
-        self._failed = False
+        self._failed = self._stopping = False
         assert self.cluster_environment is not None
         self._connection = Connection(
             self.global_rank,

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import signal
+import time
+import traceback
 from typing import Any
 
 import torch
 
+from lightning_embrace.comm.control import RankFailedError
 from lightning_embrace.namespaces import Namespace
+
+# how long interrupted children have to end by themselves
+_GRACE_SECONDS = 3.0
+# exit code of a child that has left training early, on SIGTERM as a rule
+_EARLY = 128 + signal.SIGTERM
 
 
 def make_launcher(strategy: Any, namespace: Namespace, start_method: str) -> Any:
@@ -24,20 +34,53 @@ def make_launcher(strategy: Any, namespace: Namespace, start_method: str) -> Any
     if start_method == "popen":
         launcher = namespace.get("strategies.launchers._SubprocessScriptLauncher")
         return launcher(strategy.cluster_environment, strategy.num_processes, strategy.num_nodes)
-    launcher = namespace.get("strategies.launchers._MultiProcessingLauncher")
-    if start_method == "fork":
-        launcher = _one_thread_after_fork(launcher)
-    return launcher(strategy, start_method=start_method)
+    return launcher_of_children(namespace)(strategy, start_method=start_method)
 
 
-def _one_thread_after_fork(launcher: Any) -> Any:
-    """A child forked after the parent has used OpenMP hangs in its first parallel region: give it one thread."""
+@functools.cache
+def launcher_of_children(namespace: Namespace) -> Any:
+    """Lightning's multiprocessing launcher of a namespace, with children that say why they fail and end on Ctrl-C."""
+    return type(
+        "ChildrenLauncher", (_ChildrenMixin, namespace.get("strategies.launchers._MultiProcessingLauncher")), {}
+    )
 
-    class ForkLauncher(launcher):  # type: ignore[misc]
-        def _wrapping_function(self, *args: Any, **kwargs: Any) -> None:
-            if "OMP_NUM_THREADS" not in os.environ:
-                os.environ["OMP_NUM_THREADS"] = "1"  # Lightning leaves the number alone where it is set
-                torch.set_num_threads(1)
-            super()._wrapping_function(*args, **kwargs)
 
-    return ForkLauncher
+class _ChildrenMixin:
+    _strategy: Any
+    _start_method: str
+    procs: list[Any]
+
+    def launch(self, *args: Any, **kwargs: Any) -> Any:
+        """Ends the children when the parent is interrupted: a notebook interrupts nobody but its kernel."""
+        try:
+            return super().launch(*args, **kwargs)  # type: ignore[misc]
+        except KeyboardInterrupt:
+            deadline = time.monotonic() + _GRACE_SECONDS
+            for process in self.procs:  # in a terminal they were interrupted too, and may have something to say
+                process.join(max(0.0, deadline - time.monotonic()))
+            self.kill(signal.SIGKILL)  # type: ignore[attr-defined]
+            raise
+
+    def _wrapping_function(self, *args: Any, **kwargs: Any) -> None:
+        if self._start_method == "fork" and "OMP_NUM_THREADS" not in os.environ:
+            # a child forked after the parent has used OpenMP hangs in its first parallel region
+            os.environ["OMP_NUM_THREADS"] = "1"  # Lightning leaves the number alone where it is set
+            torch.set_num_threads(1)
+        try:
+            super()._wrapping_function(*args, **kwargs)  # type: ignore[misc]
+        except BaseException as error:
+            if isinstance(error, Exception) and not isinstance(error, RankFailedError):
+                traceback.print_exc()  # the parent shows one child's only, which may be that of a consequence
+            self._strategy.give_up(error)  # Lightning tells the parent's strategy alone
+            if isinstance(error, SystemExit) and not error.code:
+                raise SystemExit(_EARLY) from error  # with 0 the parent would wait for a result
+            raise
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _new_launcher, (self._strategy.namespace,), self.__getstate__()  # type: ignore[attr-defined]
+
+
+def _new_launcher(namespace: Namespace) -> Any:
+    """Unpickles a launcher in a child: its class has no name to be found by."""
+    kind = launcher_of_children(namespace)
+    return kind.__new__(kind)

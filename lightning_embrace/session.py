@@ -51,6 +51,8 @@ class Session:
         #: counts the changes of the tables: optimizer steps and loaded weights, the same on every rank
         self.version = 0
         self._update_pending = False
+        #: this rank wants all to stop; one rank is enough, and after the next synchronised backward all know
+        self.wants_stop = self.stop_agreed = False
         #: inside a step function of any kind: a sharded weight must not be read
         self.in_step = False
         #: look-ups run as rounds and collect gradients
@@ -143,8 +145,9 @@ class Session:
         if synchronise:
             self._dense.send_rest()
             parts = (self._gradients, self._replicated)
-            header = torch.tensor([value for part in parts for value in part.header()], dtype=torch.int64)
-            rows = self.comm.gather(header, f"closing header of step {self.step}").tolist()
+            header = [value for part in parts for value in part.header()] + [int(self.wants_stop)]
+            rows = self.comm.gather(torch.tensor(header), f"closing header of step {self.step}").tolist()
+            self.stop_agreed = any([row.pop() for row in rows])
             size = self._gradients.header_size
             self._gradients.run([row[:size] for row in rows])
             self._replicated.run([row[size:] for row in rows])

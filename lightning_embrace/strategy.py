@@ -24,6 +24,7 @@ from lightning_embrace.plan import print_plan
 from lightning_embrace.refusals import check_callbacks, check_model, check_trainer
 from lightning_embrace.schedule.buffers import broadcast_tensors
 from lightning_embrace.session import Session
+from lightning_embrace.signals import Sigterm
 from lightning_embrace.tables.find import find_tables
 
 _TIMEOUT = timedelta(minutes=30)
@@ -66,7 +67,8 @@ class EmbRaceMixin(DistributedMixin):
         self._session: Session | None = None
         self._service: RowService | None = None
         self._synchronise = True
-        self._failed = False
+        self._failed = self._stopping = False
+        self._sigterm = Sigterm()
         self._plan_printed = False
         self._last_checkpoint: str | None = None
 
@@ -203,7 +205,11 @@ class EmbRaceMixin(DistributedMixin):
         with self._reporting():
             session.before_backward(self._synchronise)
             self.precision_plugin.backward(loss, module, optimizer, *args, **kwargs)
+            session.wants_stop = self._sigterm.heard
             session.after_backward(self._synchronise)
+            if session.stop_agreed and not self._stopping:
+                self._stopping = True
+                self._sigterm.deliver()
         if self._synchronise and not self._plan_printed:
             self._plan_printed = True
             if self.is_global_zero:
@@ -221,6 +227,11 @@ class EmbRaceMixin(DistributedMixin):
             yield
         finally:
             self._synchronise = True
+
+    def on_train_start(self) -> None:
+        """Lightning has set its signal handlers by now."""
+        super().on_train_start()
+        self._sigterm.take_over()
 
     def on_validation_start(self) -> None:
         """Every rank validates with rank 0's buffers, as under DDP."""
@@ -256,16 +267,23 @@ class EmbRaceMixin(DistributedMixin):
             raise
 
     def on_exception(self, exception: BaseException) -> None:
-        """From here on no collective starts."""
+        """From here on no collective starts, except after a SIGTERM, at which all ranks stop alike."""
+        if self._stopping and isinstance(exception, SystemExit):
+            return
         self._failed = True
         if self._connection is not None:
             self._connection.fail(exception)
         if self._service is not None:
             self._service.abandon()
 
+    def give_up(self, exception: BaseException) -> None:
+        """Ends a process whose exception Lightning does not see."""
+        self.on_exception(exception)
+        self._let_go()
+
     def _interrupted(self) -> bool:
         trainer = getattr(self.lightning_module, "_trainer", None)
-        return trainer is not None and trainer.state.status == "interrupted"
+        return trainer is not None and trainer.state.status == "interrupted" and not self._stopping
 
     # ---- state -----------------------------------------------------------------------------------------------------
 

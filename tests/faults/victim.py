@@ -1,0 +1,227 @@
+"""A training run in which one rank comes to harm at a chosen point. Also a script, as a user would start it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import OnExceptionCheckpoint
+from torch import Tensor, nn
+
+from lightning_embrace import EmbRaceStrategy
+from lightning_embrace.comm.control import Control
+
+ROWS = 40
+#: where a rank can come to harm; "exchange=NAME" is the moment it enters the first exchange whose name holds NAME
+POINTS = (
+    "setup",
+    "configure_model",
+    "configure_optimizers",
+    "before_lookup",
+    "between_lookups",
+    "after_lookup",
+    "backward",
+    "before_optimizer",
+    "after_optimizer",
+    "batch_end",
+    "loader",
+    "validation",
+    "train_end",
+)
+
+
+class Harm:
+    """What happens to which rank, where and when.
+
+    Args:
+        point: One of :data:`POINTS`, or ``"exchange=NAME"``.
+        kind: ``"kill"``, ``"raise"``, ``"stay"`` (raises, but its process goes on), ``"stop"``, ``"bad_id"`` or
+            ``"sleep"``.
+        rank: The rank.
+        step: Its training step, counted from 0.
+        seconds: How long ``"sleep"`` takes.
+    """
+
+    def __init__(self, point: str, kind: str, rank: int, step: int = 2, seconds: float = 5.0) -> None:
+        assert point in POINTS or point.startswith("exchange="), point
+        self.point, self.kind, self.rank, self.step, self.seconds = point, kind, rank, step, seconds
+        self.done = False
+
+    def at(self, point: str, step: int) -> bool:
+        """Comes to harm when this is the rank, the point and the step; says whether an id is to be a bad one."""
+        mine = int(os.environ.get("LOCAL_RANK", "0")) == self.rank
+        if self.done or not mine or point != self.point or step < self.step:
+            return False
+        self.done = True
+        if self.kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.kind == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if self.kind == "sleep":
+            time.sleep(self.seconds)
+        if self.kind in ("raise", "stay"):
+            raise ValueError(f"harm at {point}")
+        return self.kind == "bad_id"
+
+
+class Victim(LightningModule):
+    """Two tables, two look-ups a step, a head; logs with an all-reduce, validates after every third step."""
+
+    def __init__(self, harm: Harm) -> None:
+        super().__init__()
+        self.harm = harm
+        self.words = nn.Embedding(ROWS, 6)
+        self.tags = nn.Embedding(ROWS, 4)
+        self.head = nn.Linear(10, 1)
+
+    def setup(self, stage: str) -> None:
+        self.harm.at("setup", self.harm.step)
+
+    def configure_model(self) -> None:
+        self.harm.at("configure_model", self.harm.step)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        words = self.words(ids)
+        self.harm.at("between_lookups", self.global_step)
+        return self.head(torch.cat([words, self.tags(ids)], dim=-1)).mean()
+
+    def training_step(self, ids: Tensor, batch_idx: int) -> Tensor:
+        if self.harm.at("before_lookup", self.global_step):
+            ids = ids.clone()
+            ids[-1] = ROWS + 7
+        loss = self(ids)
+        self.harm.at("after_lookup", self.global_step)
+        if loss.requires_grad:
+            loss.register_hook(lambda _: self._in_backward())
+        self.log("loss", loss, sync_dist=True)
+        return loss
+
+    def _in_backward(self) -> None:
+        self.harm.at("backward", self.global_step)
+
+    def validation_step(self, ids: Tensor, batch_idx: int) -> None:
+        if self.harm.at("validation", self.global_step):
+            ids = ids.clone()
+            ids[-1] = -3
+        self.log("validation_loss", self(ids), sync_dist=True)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        self.harm.at("configure_optimizers", self.harm.step)
+        optimizer = torch.optim.Adam(self.parameters())
+        optimizer.register_step_post_hook(lambda *_: self._after_optimizer())
+        return optimizer
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self.harm.at("before_optimizer", self.global_step)
+
+    def _after_optimizer(self) -> None:
+        self.harm.at("after_optimizer", self.global_step)
+
+    def on_train_start(self) -> None:
+        print("training", flush=True)
+
+
+class _Callback(Callback):
+    def __init__(self, harm: Harm) -> None:
+        self.harm = harm
+
+    def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
+        if trainer.is_global_zero:  # a look-up that no other rank makes; it may have to wait for their optimizers
+            with torch.no_grad():
+                module.words(torch.arange(3))
+        self.harm.at("batch_end", trainer.global_step)
+
+    def on_train_end(self, trainer: Trainer, *_: Any) -> None:
+        self.harm.at("train_end", trainer.global_step)
+
+
+class Loader:
+    """Batches of ids; raises in the middle when told to."""
+
+    def __init__(self, harm: Harm, batches: int) -> None:
+        self.harm, self.batches = harm, batches
+
+    def __iter__(self) -> Iterator[Tensor]:
+        generator = torch.Generator().manual_seed(int(os.environ.get("LOCAL_RANK", "0")))
+        for step in range(self.batches):
+            self.harm.at("loader", step)
+            yield torch.randint(ROWS, (5,), generator=generator)
+
+    def __len__(self) -> int:
+        return self.batches
+
+
+def _harm_in_exchange(harm: Harm) -> None:
+    """Lets a rank come to harm as it enters an exchange."""
+    if not harm.point.startswith("exchange="):
+        return
+    name = harm.point.removeprefix("exchange=")
+    enter: Callable[..., None] = Control.at
+
+    def at(self: Control, exchange: str) -> None:
+        enter(self, exchange)
+        if name in exchange:
+            harm.at(harm.point, harm.step)
+
+    Control.at = at  # type: ignore[method-assign]
+
+
+def fit(
+    harm: Harm,
+    devices: int,
+    start_method: str = "popen",
+    timeout: float = 600.0,
+    steps: int = 7,
+    save: str | None = None,
+) -> None:
+    """Trains; ends with an exception on every rank unless all goes well."""
+    _harm_in_exchange(harm)
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=devices,
+        strategy=EmbRaceStrategy(tables=["*"], timeout=timedelta(seconds=timeout), start_method=start_method),
+        max_steps=steps,
+        callbacks=[_Callback(harm), *([OnExceptionCheckpoint(save)] if save else [])],
+        logger=False,
+        enable_checkpointing=save is not None,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        val_check_interval=3,
+        log_every_n_steps=1,
+    )
+    try:
+        trainer.fit(Victim(harm), Loader(harm, steps), Loader(Harm("loader", "none", -1), 4))
+    except ValueError:
+        if harm.kind == "stay":  # a script that catches the error, and has more to do
+            time.sleep(3600)
+        raise
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--point", default="setup")
+    parser.add_argument("--kind", default="none")
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--step", type=int, default=2)
+    parser.add_argument("--devices", type=int, default=2)
+    parser.add_argument("--start-method", default="popen")
+    parser.add_argument("--timeout", type=float, default=600.0)
+    parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--save")
+    arguments = parser.parse_args()
+    harm = Harm(arguments.point, arguments.kind, arguments.rank, arguments.step)
+    fit(harm, arguments.devices, arguments.start_method, arguments.timeout, arguments.steps, arguments.save)
+    print("fit returned", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Starts ranks that may die, and tells how each of them ended."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.faults.victim import Harm, fit
+from tests.support.ranks import free_port
+
+#: seconds, reached only by a test that fails; less than the timeout of the victim's exchanges
+PATIENCE = 180.0
+
+# fresh processes, forked from a clean one that has imported everything once for all tests
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["lightning_embrace", "tests.support.models", "tests.faults.victim"])
+
+
+class End(NamedTuple):
+    """How a rank ended: its exit code (negative: the signal that ended it) and what it wrote."""
+
+    code: int | None
+    output: str
+
+    @property
+    def last_line(self) -> str:
+        """The exception that ended it."""
+        lines = [line for line in self.output.splitlines() if line.strip()]
+        return lines[-1] if lines else ""
+
+    def notes(self) -> list[str]:
+        """The lines of the control channel."""
+        return [line for line in self.output.splitlines() if line.startswith("[lightning_embrace]")]
+
+
+def _rank_main(rank: int, world_size: int, port: int, output: str, harm: Harm, options: dict[str, Any]) -> None:
+    with open(output, "w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        LOCAL_RANK=str(rank),
+        NODE_RANK="0",
+        WORLD_SIZE=str(world_size),
+        OMP_NUM_THREADS="1",
+    )
+    import torch
+
+    torch.set_num_threads(1)
+    fit(harm, world_size, **options)
+    print("fit returned", flush=True)
+
+
+class World:
+    """N ranks as torchrun would start them: nobody kills the others when one fails.
+
+    Args:
+        folder: Where their output goes.
+        world_size: N.
+        harm: What happens to one of them.
+        options: Arguments of :func:`~tests.faults.victim.fit`.
+    """
+
+    def __init__(self, folder: Path, world_size: int, harm: Harm, **options: Any) -> None:
+        port = free_port()
+        self.outputs = [folder / f"rank-{r}" for r in range(world_size)]
+        self.processes = [
+            _CONTEXT.Process(target=_rank_main, args=(r, world_size, port, str(self.outputs[r]), harm, options))
+            for r in range(world_size)
+        ]
+        for process in self.processes:
+            process.start()
+
+    def ends(self, ranks: list[int] | None = None, patience: float = PATIENCE) -> list[End]:
+        """Waits for ranks, default all; a code of None is a rank that has not ended."""
+        deadline = time.monotonic() + patience
+        chosen = range(len(self.processes)) if ranks is None else ranks
+        for r in chosen:
+            self.processes[r].join(max(0.0, deadline - time.monotonic()))
+        return [End(self.processes[r].exitcode, self.outputs[r].read_text(errors="replace")) for r in chosen]
+
+    def send(self, rank: int, number: int) -> None:
+        """Sends a rank a signal."""
+        pid = self.processes[rank].pid
+        assert pid is not None
+        os.kill(pid, number)
+
+    def clear(self) -> None:
+        """Leaves nothing behind."""
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+class Script:
+    """The victim started as a user starts a script; its processes form a process group of their own.
+
+    Args:
+        folder: Where its output goes.
+        arguments: Of the script.
+    """
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.output = folder / "output"
+        root = Path(__file__).parents[2]
+        environment = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")}
+        environment |= {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        with self.output.open("w") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("victim.py")), *arguments],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+                cwd=folder,
+            )
+
+    def await_training(self, ranks: int) -> None:
+        """Returns when that many ranks have begun to train, a moment later."""
+        deadline = time.monotonic() + PATIENCE
+        while self.output.read_text().count("training\n") < ranks:
+            assert time.monotonic() < deadline and self.process.poll() is None, self.output.read_text()
+            time.sleep(0.1)
+        time.sleep(0.5)
+
+    def end(self, patience: float = PATIENCE) -> End:
+        """Waits for the process that was started, and then for all that it has started."""
+        deadline = time.monotonic() + patience
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(patience)
+        while self.left() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return End(self.process.returncode, self.output.read_text(errors="replace"))
+
+    def left(self) -> list[int]:
+        """Processes of its session that still run; a zombie does not."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                    if int(fields[3]) == self.process.pid and fields[0] != "Z":
+                        found.append(int(entry.name))
+        return found
+
+    def clear(self) -> None:
+        """Leaves nothing behind."""
+        for pid in self.left():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
