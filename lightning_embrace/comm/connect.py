@@ -46,7 +46,8 @@ class Connection:
             return
         hub = Hub(world_size, host=main_address) if rank == 0 else None
         meeting = [(hub.port, hub.token) if hub is not None else None]
-        dist.broadcast_object_list(meeting, src=0)
+        with self.naming("joining"):
+            dist.broadcast_object_list(meeting, src=0)
         assert meeting[0] is not None
         port, token = meeting[0]
         self.control = Control(rank, world_size, main_address, port, token, hub)
@@ -83,6 +84,7 @@ class Connection:
         """Tells the others of an exception on this rank. From here on no exchange begins, and none is waited for."""
         if self._world_size == 1 or self._ended.is_set():
             return
+        self._ended.set()
         if _comes_from_transport(exception):
             failure = self.control.wait_for_failure(_GRACE_SECONDS)  # the news of its cause
             if failure is not None and hasattr(exception, "add_note"):  # from Python 3.11 on
@@ -99,6 +101,7 @@ class Connection:
 
     def abandon(self) -> None:
         """Ends after a failure: no collective, no waiting for others."""
+        self._ended.set()
         self._break()
         self.control.close()
 
@@ -108,7 +111,6 @@ class Connection:
             dist.barrier(device_ids=devices)
 
     def _break(self) -> None:
-        self._ended.set()
         if isinstance(self.communicator, TorchCommunicator):
             self.communicator.abandon()
 

@@ -1,4 +1,4 @@
-"""Waiting on a CUDA stream, played by a stand-in: there a work item's own wait returns at once."""
+"""Waiting for work items, played by stand-ins: on a CUDA stream, where their own wait returns at once, and in slices."""
 
 from __future__ import annotations
 
@@ -61,3 +61,35 @@ def test_what_was_aborted_is_no_result() -> None:
 def test_an_error_without_a_reason() -> None:
     with pytest.raises(ExchangeError, match="'rows' failed and no rank reported why: unhandled cuda error"):
         wait_for(Work(looks=1, error="unhandled cuda error"), Control(0, 1), "rows", on_stream=True)
+
+
+class Sliced:
+    """A work item of gloo: the first slice of waiting ends without it, and right then it is complete."""
+
+    def __init__(self, slices: int, error: str | None = None) -> None:
+        self.slices, self.error = slices, error
+
+    def is_completed(self) -> bool:
+        return self.slices <= 0
+
+    def wait(self, slice: object = None) -> None:
+        self.slices -= 1
+        if slice is not None:
+            raise RuntimeError("Operation timed out!")
+        if self.error:
+            raise RuntimeError(self.error)
+
+
+def test_an_exchange_that_is_done_as_its_slice_ends_is_done() -> None:
+    """It was taken for failed once, now and then: the slice's own error was raised."""
+    wait_for(Sliced(3), Control(0, 1), "rows")
+
+
+def test_an_exchange_that_fails_as_its_slice_ends_says_why() -> None:
+    with pytest.raises(ExchangeError, match="Connection closed by peer"):
+        wait_for(Sliced(3, "Connection closed by peer"), Control(0, 1), "rows")
+
+
+def test_between_slices_another_rank_s_failure_is_raised() -> None:
+    with pytest.raises(RankFailedError, match="rank 1 failed"):
+        wait_for(Sliced(10**9), Failing(5), "rows")

@@ -5,6 +5,7 @@ Nobody kills the others here, as torchrun and Lightning's observer do; they end 
 
 from __future__ import annotations
 
+import functools
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.victim import Harm
+from tests.faults.victim import Harm, fit
 from tests.faults.world import End, World
 
 DIED = "(its process ended without a word) while this rank was"
@@ -26,7 +27,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., World]]:
     def start(world_size: int, harm: Harm, **options: Any) -> World:
         folder = tmp_path / str(len(worlds))
         folder.mkdir()
-        worlds.append(World(folder, world_size, harm, **options))
+        worlds.append(World(folder, world_size, functools.partial(fit, harm, world_size, **options)))
         return worlds[-1]
 
     yield start
@@ -167,5 +168,5 @@ def test_slow(start: Callable[..., World]) -> None:
     points = ("between_lookups", "before_optimizer", "validation")
     for world in [start(3, Harm(point, "sleep", 1)) for point in points]:
         for end in world.ends():
-            assert (end.code, end.last_line) == (0, "fit returned"), end.output
+            assert (end.code, end.last_line) == (0, "returned"), end.output
             assert end.notes() == []

@@ -9,10 +9,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from tests.faults.victim import Harm, fit
 from tests.support.ranks import free_port
 
 #: seconds, reached only by a test that fails; less than the timeout of the victim's exchanges
@@ -40,7 +40,7 @@ class End(NamedTuple):
         return [line for line in self.output.splitlines() if line.startswith("[lightning_embrace]")]
 
 
-def _rank_main(rank: int, world_size: int, port: int, output: str, harm: Harm, options: dict[str, Any]) -> None:
+def _rank_main(rank: int, world_size: int, port: int, output: str, function: Callable[[], None]) -> None:
     with open(output, "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -57,8 +57,8 @@ def _rank_main(rank: int, world_size: int, port: int, output: str, harm: Harm, o
     import torch
 
     torch.set_num_threads(1)
-    fit(harm, world_size, **options)
-    print("fit returned", flush=True)
+    function()
+    print("returned", flush=True)
 
 
 class World:
@@ -67,15 +67,14 @@ class World:
     Args:
         folder: Where their output goes.
         world_size: N.
-        harm: What happens to one of them.
-        options: Arguments of :func:`~tests.faults.victim.fit`.
+        function: What each of them runs, with ``LOCAL_RANK`` and the like in its environment.
     """
 
-    def __init__(self, folder: Path, world_size: int, harm: Harm, **options: Any) -> None:
+    def __init__(self, folder: Path, world_size: int, function: Callable[[], None]) -> None:
         port = free_port()
         self.outputs = [folder / f"rank-{r}" for r in range(world_size)]
         self.processes = [
-            _CONTEXT.Process(target=_rank_main, args=(r, world_size, port, str(self.outputs[r]), harm, options))
+            _CONTEXT.Process(target=_rank_main, args=(r, world_size, port, str(self.outputs[r]), function))
             for r in range(world_size)
         ]
         for process in self.processes:
