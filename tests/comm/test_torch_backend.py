@@ -1,4 +1,4 @@
-"""Waiting for work items, played by stand-ins: on a CUDA stream, where their own wait returns at once, and in slices."""
+"""Waiting for work items, played by stand-ins: on a CUDA stream, where their own wait returns at once; in slices."""
 
 from __future__ import annotations
 
