@@ -17,12 +17,14 @@ from lightning_embrace.schedule.dense import DenseSync
 from lightning_embrace.schedule.guard import GradientGuard
 from lightning_embrace.tables.find import TableSpec
 from lightning_embrace.tables.gradients import GradientExchange
+from lightning_embrace.tables.headers import Act, act_together
 from lightning_embrace.tables.lookup import TableHandle
 from lightning_embrace.tables.modules import give_back, take_over
 from lightning_embrace.tables.replicated import ReplicatedSync, ReplicatedTable
 from lightning_embrace.tables.request import PooledRequest
 from lightning_embrace.tables.rounds import LookupRounds
 from lightning_embrace.tables.shard import gather_columns, scatter_columns
+from lightning_embrace.tables.state import shard_as_dtensor
 from lightning_embrace.tables.table import ShardedTable
 from lightning_embrace.tables.usage import Usage, usage_of
 
@@ -62,11 +64,11 @@ class Session:
         self._inside_training_step = False
         self._accumulating = False
         self.released = False
+        self._shown: dict[int, Tensor] = {}
         self._service: RowService | None = None
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         sharded = [s for s in specs if s.place == "sharded"]
         self.tables = [self._shard(index, spec, wire_dtype) for index, spec in enumerate(sharded)]
-        self._modules = {name: t for t, s in zip(self.tables, sharded) for name in s.modules}
         whole = [s for s in specs if s.place in ("replicated", "frozen")]
         apart = {id(s.parameter) for s in [*sharded, *whole]}
         dense = {name: p for name, p in model.named_parameters() if id(p) not in apart}
@@ -170,6 +172,17 @@ class Session:
             self._buffers_may_differ = False
             self._buffers.sync()
 
+    def begin_validation(self) -> None:
+        """Call before a validation run inside training. Collective."""
+        act_together(self.comm, Act.VALIDATION)
+        self.sync_buffers()
+
+    def leave_training_step(self) -> None:
+        """Call when the user's training step found that there are no more batches. Collective."""
+        act_together(self.comm, Act.DATA_END)
+        self._rounds_are_closed()
+        self.in_step = self._inside_training_step = False
+
     def watch(self, optimizer: Optimizer) -> None:
         """Learns from now on when an optimizer has changed the tables."""
         mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -204,9 +217,12 @@ class Session:
     def _close_rounds(self) -> None:
         if self.in_training_step:
             self._rounds.drain(self._dense.fingerprint())
-            self.in_training_step = False
-            if self._service is not None:
-                self._service.in_rounds(False)
+            self._rounds_are_closed()
+
+    def _rounds_are_closed(self) -> None:
+        self._rounds.open = self.in_training_step = False
+        if self._service is not None:
+            self._service.in_rounds(False)
 
     def _advance(self) -> None:
         self.version += 1
@@ -223,11 +239,7 @@ class Session:
 
     def fetch_rows(self, table: ShardedTable, ids_U: Tensor) -> Tensor:
         """Rows of unique valid ids in full width, [U, D]."""
-        if self.released:
-            raise RuntimeError(
-                f"Table {table.name!r} is still sharded: the last fit ended with an exception and nothing was gathered"
-                " after it. Build the model anew and load its last checkpoint."
-            )
+        self.check_alive(table)
         if self.in_training_step:
             return self._rounds.fetch_rows(table, ids_U)
         own = table.read(ids_U)
@@ -246,6 +258,14 @@ class Session:
         """Answers the others, where a look-up needs nothing of them."""
         self._rounds.join()
 
+    def check_alive(self, table: ShardedTable) -> None:
+        """Raises when training has ended with an exception and left the table sharded."""
+        if self.released:
+            raise RuntimeError(
+                f"Table {table.name!r} is still sharded: the last fit ended with an exception and nothing was gathered"
+                " after it. Build the model anew and load its last checkpoint."
+            )
+
     def fetch_pooled(self, table: ShardedTable, request: PooledRequest) -> Tensor:
         """Sums or means of bags in full width, [B, D]."""
         return self._rounds.fetch_pooled(table, request)
@@ -259,6 +279,7 @@ class Session:
     @contextmanager
     def changing(self, table: ShardedTable) -> Iterator[None]:
         """A table's weights are loaded anew inside."""
+        self.check_alive(table)
         if self._service is not None:
             self._service.change()
         yield
@@ -271,30 +292,38 @@ class Session:
         """The model's state dict with whole tables. Collective.
 
         Args:
-            to_all: Every rank gets the whole tables; else rank 0 alone, and the others keep their DTensor views.
+            to_all: Every rank gets the whole tables; else rank 0 alone, and the others their own columns.
 
         Returns:
             The state dict.
         """
-        state = self.model.state_dict()
-        whole: dict[int, Tensor | None] = {}
-        for name, table in self._modules.items():
-            key = f"{name}.weight"
-            if key not in state:
-                continue
-            if table.index not in whole:
-                whole[table.index] = gather_columns(self.comm, table, table.shard_Vd, to_all)
-            full = whole[table.index]
-            if full is not None:
-                state[key] = full
-        return state
+        act_together(self.comm, Act.STATE)
+        shown: dict[int, Tensor] = {}
+        for table in self.tables:
+            full = gather_columns(self.comm, table, table.shard_Vd, to_all)
+            # plain tensors everywhere: what callbacks do with a DTensor on some ranks only would be a collective
+            shown[table.index] = table.shard_Vd if full is None else full
+        self._shown = shown
+        try:
+            # the model's own `state_dict`, overridden or not, sees whole tables as in plain training
+            return self.model.state_dict()
+        finally:
+            self._shown = {}
+
+    def shown(self, table: ShardedTable) -> Tensor:
+        """What a state dict holds for a table: the whole while it is gathered, else a DTensor of this rank's shard."""
+        self.check_alive(table)
+        shown = self._shown.get(table.index)
+        return shard_as_dtensor(table) if shown is None else shown
 
     def full_optimizer_state(self, optimizer: Optimizer, to_all: bool = False) -> dict[str, object]:
         """An optimizer's state dict with whole tables, on rank 0 or on all ranks. Collective."""
+        act_together(self.comm, Act.STATE)
         return gather_optimizer_state(self.comm, self.tables, optimizer, to_all)
 
     def unshard(self, optimizers: list[Optimizer]) -> None:
         """Puts whole tables and their optimizer state back, on every rank. Collective."""
+        act_together(self.comm, Act.TEARDOWN)
         for optimizer in optimizers:
             restore_optimizer(self.comm, self.tables, optimizer)
         for table in self.tables:
@@ -310,9 +339,9 @@ class Session:
                     give_back(module)
 
     def release(self) -> None:
-        """Removes the hooks; the tables stay as they are, and look-ups say so."""
+        """Removes the hooks; the tables stay as they are, and whatever reads them says so."""
         self.released = True
-        self.in_step = self.in_training_step = self.in_backward = False
+        self.in_step = self.in_training_step = self.in_backward = self._inside_training_step = False
         self._dense.remove_hooks()
         self._guard.remove_hooks()
         for hook in self._hooks:

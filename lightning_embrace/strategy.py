@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -26,6 +27,7 @@ from lightning_embrace.schedule.buffers import broadcast_tensors
 from lightning_embrace.session import Session
 from lightning_embrace.signals import Sigterm
 from lightning_embrace.tables.find import find_tables
+from lightning_embrace.tables.modules import is_sharded
 
 _TIMEOUT = timedelta(minutes=30)
 _MODULE = {"lightning.pytorch": "lightning_embrace", "pytorch_lightning": "lightning_embrace.pytorch_lightning"}
@@ -70,7 +72,7 @@ class EmbRaceMixin(DistributedMixin):
         self._failed = self._stopping = False
         self._sigterm = Sigterm()
         self._plan_printed = False
-        self._last_checkpoint: str | None = None
+        self._checkpoints: list[str] = []
 
     # ---- setting up and tearing down -------------------------------------------------------------------------------
 
@@ -130,7 +132,7 @@ class EmbRaceMixin(DistributedMixin):
     def teardown(self) -> None:
         """Puts whole tables and optimizer states back, unless training ended with an exception."""
         try:
-            if self.world_size == 1 or not (self._failed or self._interrupted()):
+            if self.world_size == 1 or not self._failed:
                 with self._reporting():
                     self._end_in_order()
         finally:
@@ -173,9 +175,10 @@ class EmbRaceMixin(DistributedMixin):
             session.begin_training_step()
             try:
                 output = super().training_step(*args, **kwargs)
-                session.end_training_step(backward_follows=self.lightning_module.automatic_optimization)
-            finally:
-                session.in_step = False
+            except StopIteration:  # `training_step(dataloader_iter)` asked for a batch, and there is none
+                session.leave_training_step()
+                raise
+            session.end_training_step(backward_follows=self.lightning_module.automatic_optimization)
         return output
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -236,7 +239,8 @@ class EmbRaceMixin(DistributedMixin):
     def on_validation_start(self) -> None:
         """Every rank validates with rank 0's buffers, as under DDP."""
         if self._session is not None:
-            self._session.sync_buffers()
+            with self._reporting():
+                self._session.begin_validation()
 
     def _before_collective(self) -> None:
         if self._session is not None:
@@ -262,6 +266,8 @@ class EmbRaceMixin(DistributedMixin):
         """Tells the other ranks of an exception at once, before callbacks and teardown take their time."""
         try:
             yield
+        except StopIteration:
+            raise
         except BaseException as error:
             self.on_exception(error)
             raise
@@ -275,15 +281,13 @@ class EmbRaceMixin(DistributedMixin):
             self._connection.fail(exception)
         if self._service is not None:
             self._service.abandon()
+        if self._session is not None and self.world_size > 1:
+            self._session.release()
 
     def give_up(self, exception: BaseException) -> None:
         """Ends a process whose exception Lightning does not see."""
         self.on_exception(exception)
         self._let_go()
-
-    def _interrupted(self) -> bool:
-        trainer = getattr(self.lightning_module, "_trainer", None)
-        return trainer is not None and trainer.state.status == "interrupted" and not self._stopping
 
     # ---- state -----------------------------------------------------------------------------------------------------
 
@@ -301,17 +305,17 @@ class EmbRaceMixin(DistributedMixin):
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """What Lightning saves: whole tables on rank 0. Collective."""
         assert self.lightning_module is not None
+        self._refuse_to_save_after_failure()
         if self._session is None:
             return self.lightning_module.state_dict()
-        self._refuse_to_save_after_failure()
         return self._session.full_state_dict()
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """What Lightning saves: whole table states on rank 0. Collective."""
         optimizer = getattr(optimizer, "_optimizer", optimizer)
+        self._refuse_to_save_after_failure()
         if self._session is None:
             return super().optimizer_state(optimizer)
-        self._refuse_to_save_after_failure()
         return self._session.full_optimizer_state(optimizer)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
@@ -325,19 +329,29 @@ class EmbRaceMixin(DistributedMixin):
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Writes the file from rank 0."""
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
-        self._last_checkpoint = str(filepath)
+        self._checkpoints.append(str(filepath))
+
+    def remove_checkpoint(self, filepath: Any) -> None:
+        """Removes the file on rank 0."""
+        super().remove_checkpoint(filepath)
+        self._checkpoints = [path for path in self._checkpoints if path != str(filepath)]
 
     def _refuse_to_save_after_failure(self) -> None:
-        if self.world_size > 1 and (self._failed or self._interrupted()):
-            last = (
-                f"The last whole checkpoint is {self._last_checkpoint}."
-                if self._last_checkpoint
-                else ("No checkpoint was written before it.")
-            )
+        if self._session is not None and not self._failed and self._interrupted():
+            # callbacks (OnExceptionCheckpoint) save before Lightning tells the strategy of the exception
+            self.on_exception(sys.exc_info()[1] or KeyboardInterrupt())
+        assert self.lightning_module is not None
+        sharded = self._session is not None or any(is_sharded(m) for m in self.lightning_module.modules())
+        if self._failed and sharded and self.world_size > 1:
+            last = f"The last whole checkpoint is {self._checkpoints[-1]}." if self._checkpoints else None
             raise RuntimeError(
                 "Training ended with an exception while tables were sharded; the ranks may be at different points of a"
-                f" step, so nothing is saved. {last}"
+                f" step, so nothing is saved. {last or 'No checkpoint was written before it.'}"
             )
+
+    def _interrupted(self) -> bool:
+        trainer = getattr(self.lightning_module, "_trainer", None)
+        return trainer is not None and trainer.state.status == "interrupted"
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
@@ -187,3 +188,57 @@ def test_evaluate_from_checkpoint(ranks, files, strict):
     theirs, ours, _ = files("adam")
     expected = ranks(2).run(evaluate, "ddp", str(theirs / "weights-epoch=1.ckpt"), strict)
     assert_same(ranks(2).run(evaluate, "embrace", str(ours / "weights-epoch=1.ckpt"), strict), expected)
+
+
+class Custom(Whole):
+    """Saves what it likes: without the head, under other names, rounded, and with something of its own."""
+
+    def state_dict(self, *arguments: Any, **named: Any) -> Any:
+        state = super().state_dict(*arguments, **named)
+        return {f"backbone.{k}": v.float() for k, v in state.items() if not k.startswith("head")}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["names"] = sorted(checkpoint["state_dict"])
+        checkpoint["shapes"] = [tuple(v.shape) for v in checkpoint["state_dict"].values()]
+
+
+class Reader(Callback):
+    """Reads values on every rank, which must not become a collective of some of them."""
+
+    def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
+        for value in [*checkpoint["state_dict"].values(), *checkpoint["optimizer_states"][0]["state"][0].values()]:
+            assert not bool(torch.isnan(value).any())
+            assert float(value.double().norm()) >= 0
+            value.cpu().numpy()
+        checkpoint["largest"] = max(float(v.max()) for v in checkpoint["state_dict"].values())
+
+
+def customised(strategy: str, folder: str) -> None:
+    saver = ModelCheckpoint(folder, "{step}", every_n_train_steps=2)
+    trainer = make_trainer(make_strategy(strategy), callbacks=[saver, Reader()], enable_checkpointing=True)
+    trainer.fit(make_model(cls=Custom), loader(3))
+
+
+def test_customised_files(ranks, tmp_path):
+    """Modules that override ``state_dict`` and callbacks that look into the checkpoint see what they see under DDP."""
+    for strategy in ("ddp", "embrace"):
+        ranks(2).run(customised, strategy, str(tmp_path / strategy))
+    ours, theirs = (load(tmp_path / strategy / "step=2.ckpt") for strategy in ("embrace", "ddp"))
+    assert_same(ours, theirs)
+    assert "backbone.words.weight" in ours["names"] and (23, 5) in ours["shapes"]
+
+
+def reload(assign: bool) -> Any:
+    """Loads the initial weights again in the middle of training."""
+    model = make_model()
+    start = {k: v.clone() for k, v in model.state_dict().items()}
+    again = At("on_train_batch_end", lambda _, module: module.load_state_dict(start, assign=assign), count=3)
+    trainer = make_trainer(make_strategy("embrace"), callbacks=[again])
+    trainer.fit(model, loader(3))
+    assert_same(dict(model.state_dict()), start)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_load_inside_fit(ranks, assign):
+    """Full tables load into shards, and the Parameter that the optimizer holds stays the table's."""
+    ranks(2).run(reload, assign)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_embrace.comm.base import Communicator
+from lightning_embrace.tables.headers import Act, act_together
 
 # buffers per header field: an int64 holds 63 bits without its sign
 _BITS = 62
@@ -46,8 +47,7 @@ class BufferSync:
         """Names that are in any rank's ``changed``; each rank says so with one bit per buffer."""
         blocks = [self._names[i : i + _BITS] for i in range(0, len(self._names), _BITS)]
         header = [sum(1 << k for k, name in enumerate(block) if name in changed) for block in blocks]
-        rows = self._comm.gather(torch.tensor(header, dtype=torch.int64), "header of the buffers").tolist()
-        fields = list(zip(*rows))
+        fields = list(zip(*act_together(self._comm, Act.STEP, header)))
         return [n for block, bits in zip(blocks, fields) for k, n in enumerate(block) if any(b >> k & 1 for b in bits)]
 
     def _changed(self) -> set[str]:

@@ -42,6 +42,14 @@ class Source(Protocol):
         """The table's weights are loaded anew inside."""
         ...
 
+    def shown(self, table: ShardedTable) -> Tensor:
+        """What a state dict holds for the table."""
+        ...
+
+    def check_alive(self, table: ShardedTable) -> None:
+        """Raises when training has ended with an exception and left the table sharded."""
+        ...
+
 
 class TableHandle:
     """What a sharded module keeps: its table and where rows come from.

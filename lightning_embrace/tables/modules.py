@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from lightning_embrace.tables.bags import pooled_is_smaller, to_bags
 from lightning_embrace.tables.lookup import TableHandle
 from lightning_embrace.tables.request import PooledRequest
-from lightning_embrace.tables.state import load_shard, shard_as_dtensor
+from lightning_embrace.tables.state import load_shard
 
 #: more pooled look-ups of one table in one step exchange rows: their bits must fit one header field
 _MAX_POOLED = 62
@@ -41,6 +41,7 @@ class _Sharded(nn.Module):
     def weight(self) -> nn.Parameter:
         """This rank's shard [V, d]; raises inside a step, where only look-ups reach the whole table."""
         source = self._embrace.source
+        source.check_alive(self._embrace.table)
         if source.in_step:
             name = self._embrace.table.name
             raise RuntimeError(
@@ -52,7 +53,7 @@ class _Sharded(nn.Module):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "weight"] = shard_as_dtensor(self._embrace.table)
+        destination[prefix + "weight"] = self._embrace.source.shown(self._embrace.table)
 
     def _load_from_state_dict(
         self,

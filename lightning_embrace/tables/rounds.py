@@ -6,44 +6,20 @@ nothing to ask answers the others, and one that is at END goes on answering unti
 inside the step (a logged value is reduced, say) every rank comes to MEET likewise: one that waited in that collective
 could not answer those whose look-ups come before it. Of a collective that goes straight to torch.distributed nobody
 knows here; so that ranks with equal look-ups have equal rounds before it, one whose rows are all there joins with NONE.
-
-| header field | meaning |
-|---|---|
-| op | END, MEET, NONE, ROWS, POOL (sums or means of bags) or BAD (an id out of range) |
-| table | the table's index |
-| ids | number of ids asked for |
-| bags | POOL: number of bags |
-| mode | POOL: 0 sum, 1 mean, plus 2 when weights per sample follow |
-| bad id | BAD: the offending id |
-| version | how often the rank's tables have changed, checked for equality |
-| plan | fingerprint of the dense blocks, checked for equality at END |
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_embrace.comm.base import Communicator
+from lightning_embrace.tables.headers import ASKING, BAD, END, MEET, NONE, POOL, ROWS, Header, gather_headers
 from lightning_embrace.tables.request import PooledRequest
 from lightning_embrace.tables.table import ShardedTable
-
-_END, _ROWS, _POOL, _BAD, _MEET, _NONE = range(6)
-_ASKING = (_ROWS, _POOL)
-
-
-class _Header(NamedTuple):
-    op: int = _END
-    table: int = 0
-    ids: int = 0
-    bags: int = 0
-    mode: int = 0
-    bad_id: int = 0
-    version: int = 0
-    plan: int = 0
 
 
 class LookupRounds:
@@ -86,7 +62,7 @@ class LookupRounds:
         """
         self._check_open(table)
         table.asked[self._comm.rank].append(ids_U)
-        header = _Header(_ROWS, table.index, ids_U.numel(), version=self._version)
+        header = Header(ROWS, table.index, ids_U.numel(), version=self._version)
         answer = self._run(header, ids_U.to(table.id_dtype).view(torch.uint8))
         assert answer is not None
         return answer
@@ -99,8 +75,8 @@ class LookupRounds:
         """
         self._check_open(table)
         table.asked_pooled[self._comm.rank].append(request)
-        header = _Header(
-            _POOL,
+        header = Header(
+            POOL,
             table.index,
             request.ids_L.numel(),
             request.sizes_B.numel(),
@@ -116,11 +92,11 @@ class LookupRounds:
 
     def join(self) -> None:
         """Takes part in a round with nothing to ask. Collective."""
-        self._run(_Header(_NONE, version=self._version), None)
+        self._run(Header(NONE, version=self._version), None)
 
     def refuse(self, table: ShardedTable, bad_id: int) -> None:
         """Tells every rank of an id out of range. Collective; raises IndexError on every rank."""
-        self._run(_Header(_BAD, table.index, bad_id=bad_id, version=self._version), None)
+        self._run(Header(BAD, table.index, bad_id=bad_id, version=self._version), None)
 
     def _check_open(self, table: ShardedTable) -> None:
         if not self.open:
@@ -145,53 +121,52 @@ class LookupRounds:
         Args:
             plan: Fingerprint of what this rank will AllReduce next; must be equal on all ranks.
         """
-        self._answer_until_quiet(_Header(version=self._version, plan=plan))
+        self._answer_until_quiet(Header(version=self._version, plan=plan))
         self.open = False
 
     def meet(self) -> None:
         """Answers the others until every rank is about to enter the same other collective. Collective."""
         if self._tables:
-            self._answer_until_quiet(_Header(_MEET, version=self._version))
+            self._answer_until_quiet(Header(MEET, version=self._version))
 
-    def _answer_until_quiet(self, mine: _Header) -> None:
+    def _answer_until_quiet(self, mine: Header) -> None:
         self._quiet = False
         while not self._quiet:
             self._run(mine, None)
 
-    def _run(self, mine: _Header, payload: Tensor | None) -> Tensor | None:
+    def _run(self, mine: Header, payload: Tensor | None) -> Tensor | None:
         what = f"round {self._round} of step {self._step}"
         self._round += 1
-        gathered = self._comm.gather(torch.tensor(mine), f"header of {what}")
-        headers = [_Header(*row) for row in gathered.tolist()]
+        headers = gather_headers(self._comm, mine, what)
         self._check(headers)
-        self._quiet = all(h.op in (_END, _MEET) for h in headers)
-        if not any(h.op in _ASKING for h in headers):
+        self._quiet = all(h.op in (END, MEET) for h in headers)
+        if not any(h.op in ASKING for h in headers):
             return None
         self._exchange_requests(headers, payload, what)
         return self._exchange_answers(headers, what)
 
-    def _check(self, headers: list[_Header]) -> None:
+    def _check(self, headers: list[Header]) -> None:
         for rank, header in enumerate(headers):
-            if header.op == _BAD:
+            if header.op == BAD:
                 self.raise_bad_id(rank, self._tables[header.table], header.bad_id)
         if len({h.version for h in headers}) > 1:
             raise RuntimeError(
                 f"The tables have changed {[h.version for h in headers]} times on the ranks. Step optimizers and call"
                 " `load_state_dict` on every rank, not on some."
             )
-        if {h.op for h in headers} == {_END, _MEET}:
-            inside, outside = ([r for r, h in enumerate(headers) if h.op == op] for op in (_MEET, _END))
+        if {h.op for h in headers} == {END, MEET}:
+            inside, outside = ([r for r, h in enumerate(headers) if h.op == op] for op in (MEET, END))
             raise RuntimeError(
                 f"Inside training_step, rank(s) {inside} called a collective (self.log(..., sync_dist=True),"
                 f" self.all_gather, a barrier) and rank(s) {outside} did not. Call it on every rank, as with ddp."
             )
-        if all(h.op == _END for h in headers) and len({h.plan for h in headers}) > 1:
+        if all(h.op == END for h in headers) and len({h.plan for h in headers}) > 1:
             raise RuntimeError(
                 "The ranks are about to synchronise different sets of parameters: `requires_grad` differs between"
                 " ranks. Freeze and unfreeze parameters alike on every rank."
             )
 
-    def _exchange_requests(self, headers: list[_Header], payload: Tensor | None, what: str) -> None:
+    def _exchange_requests(self, headers: list[Header], payload: Tensor | None, what: str) -> None:
         """Ids (and bag sizes and weights) travel once, to the ranks that own columns of the table."""
         me, comm = self._comm.rank, self._comm
         sizes = [self._request_bytes(h) for h in headers]
@@ -204,19 +179,19 @@ class LookupRounds:
             if wanted[rank]:
                 self._note_request(rank, headers[rank], piece)
 
-    def _exchange_answers(self, headers: list[_Header], what: str) -> Tensor | None:
+    def _exchange_answers(self, headers: list[Header], what: str) -> Tensor | None:
         me, comm = self._comm.rank, self._comm
         pieces = [self._answer(r, h) if self._owns(h, me) else self._no_bytes() for r, h in enumerate(headers)]
         mine = headers[me]
         wanted = [0] * comm.world_size
-        if mine.op in _ASKING:
+        if mine.op in ASKING:
             table = self._tables[mine.table]
-            count = mine.ids if mine.op == _ROWS else mine.bags
+            count = mine.ids if mine.op == ROWS else mine.bags
             wanted = [count * width * table.row_dtype.itemsize for width in table.widths]
         received = comm.all_to_all(
             torch.cat(pieces), [p.numel() for p in pieces], wanted, "rows", f"rows of {what}"
         ).wait()
-        if mine.op not in _ASKING:
+        if mine.op not in ASKING:
             return None
         blocks = [
             piece.view(table.row_dtype).view(count, width)
@@ -225,26 +200,26 @@ class LookupRounds:
         ]
         return torch.cat(blocks, dim=1).to(table.parameter.dtype)
 
-    def _owns(self, header: _Header, rank: int) -> bool:
-        return header.op in _ASKING and self._tables[header.table].widths[rank] > 0
+    def _owns(self, header: Header, rank: int) -> bool:
+        return header.op in ASKING and self._tables[header.table].widths[rank] > 0
 
-    def _request_bytes(self, header: _Header) -> int:
-        if header.op not in _ASKING:
+    def _request_bytes(self, header: Header) -> int:
+        if header.op not in ASKING:
             return 0
         table = self._tables[header.table]
         size = header.ids * table.id_dtype.itemsize
-        if header.op == _POOL:
+        if header.op == POOL:
             size += header.bags * 4
             if header.mode & 2:
                 size += header.ids * table.parameter.dtype.itemsize
         return size
 
-    def _note_request(self, rank: int, header: _Header, piece: Tensor) -> None:
+    def _note_request(self, rank: int, header: Header, piece: Tensor) -> None:
         table = self._tables[header.table]
         n_ids = header.ids * table.id_dtype.itemsize
         # a slice of received bytes may start anywhere, a view of wider elements may not: clone aligns it
         ids = piece[:n_ids].clone().view(table.id_dtype).long()
-        if header.op == _ROWS:
+        if header.op == ROWS:
             table.asked[rank].append(ids)
             return
         sizes = piece[n_ids : n_ids + 4 * header.bags].clone().view(torch.int32).long()
@@ -253,9 +228,9 @@ class LookupRounds:
             weights = piece[n_ids + 4 * header.bags :].clone().view(table.parameter.dtype)
         table.asked_pooled[rank].append(PooledRequest(ids, sizes, weights, bool(header.mode & 1)))
 
-    def _answer(self, rank: int, header: _Header) -> Tensor:
+    def _answer(self, rank: int, header: Header) -> Tensor:
         table = self._tables[header.table]
-        if header.op == _ROWS:
+        if header.op == ROWS:
             answer = table.read(table.asked[rank][-1])
         else:
             request = table.asked_pooled[rank][-1]

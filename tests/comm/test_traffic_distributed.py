@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lightning_embrace import EmbRaceStrategy
 from lightning_embrace.comm.traffic import ring_bytes
-from lightning_embrace.tables.rounds import _Header
+from lightning_embrace.tables.headers import Header
 from tests.exactness.models import Local
 from tests.support.models import VOCABULARY, Bag, OneTable, TwoTables, batches
 from tests.support.ranks import Ranks
@@ -133,7 +133,7 @@ def test_one_look_up(ranks: Callable[[int], Ranks], world_size: int, columns: in
                 continue
             tables = [unique([batch["ids"] for batch in data[number]])]
             # one look-up and END, then the closing header
-            header = (2 * len(_Header._fields) + CLOSING_FIELDS + STOP_FIELDS) * FIELD * (world_size - 1)
+            header = (2 * len(Header._fields) + CLOSING_FIELDS + STOP_FIELDS) * FIELD * (world_size - 1)
             # weight and bias of the head, and a flag for each
             dense = ring_bytes((3 * columns + 3 + 2) * ELEMENT, world_size)
             exact = {"ids": ids_of(tables, columns, rank), "header": (header, header), "dense": (dense, dense)}
@@ -156,7 +156,7 @@ def test_three_look_ups_of_two_tables_with_padding(
             check(step, vectors(tables, columns, rank) | {"ids": ids_of(tables, columns, rank)})
             missing = [bool(torch.isin((i + 3) % VOCABULARY, i).logical_not().any()) for i in ids]
             rounds = 2 + any(missing) + 1
-            header = (rounds * len(_Header._fields) + 2 * CLOSING_FIELDS + STOP_FIELDS) * FIELD * (world_size - 1)
+            header = (rounds * len(Header._fields) + 2 * CLOSING_FIELDS + STOP_FIELDS) * FIELD * (world_size - 1)
             check(step, {"header": (header, header)})
             assert step.calls["header"] == rounds + 1
 

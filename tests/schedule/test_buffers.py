@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lightning_embrace.comm.fake import TwinCommunicator
 from lightning_embrace.schedule.buffers import BufferSync, broadcast_tensors
 
-MANY = 130  # more than two header fields hold
+MANY = 130  # more than two header words hold
 
 
 class Others(TwinCommunicator):
@@ -19,11 +19,12 @@ class Others(TwinCommunicator):
 
     def __init__(self) -> None:
         super().__init__(2, rank=1)
-        self.header: Sequence[int] | None = None
+        self.words: Sequence[int] = (0, 0, 0)
 
     def gather(self, header_H: Tensor, what: str) -> Tensor:
         mine = super().gather(header_H, what)[0]
-        other = torch.zeros_like(mine) if self.header is None else torch.tensor(self.header)
+        other = mine.clone()  # op and purpose are the same
+        other[2:5] = torch.tensor(self.words)
         return torch.stack([other, mine])
 
     def broadcast(self, flat: Tensor, kind: str, what: str):  # type: ignore[no-untyped-def]
@@ -81,7 +82,7 @@ def test_what_another_rank_changed_travels_too(number: int) -> None:
     """A rank that changed nothing takes part in the broadcast all the same, of the same buffer."""
     comm, module = Others(), model(MANY)
     sync = BufferSync(comm, module)
-    comm.header = [1 << number - 62 * field if field == number // 62 else 0 for field in range(3)]
+    comm.words = [1 << number - 62 * field if field == number // 62 else 0 for field in range(3)]
     sync.sync()
     assert [k for k in range(MANY) if getattr(module, f"b{k}").tolist() == [0.0, 0.0]] == [number]
 
