@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
+from tqdm import tqdm  # type: ignore[import-untyped]  # comes with Lightning
 
 from lightning_embrace.comm.traffic import ring_bytes
 from lightning_embrace.tables.columns import column_ranges
@@ -69,7 +73,7 @@ def render_plan(
     specs: Sequence[TableSpec], usage: dict[str, Usage], world_size: int, wire_itemsize: int | None = None
 ) -> Table:
     """Draws the plan as a table for people."""
-    table = Table(title=f"EmbRace on {world_size} rank{'s' if world_size > 1 else ''}", title_justify="left")
+    table = Table(title=f"EmbRace on {_ranks(world_size)}", title_justify="left")
     table.add_column("table", overflow="fold")
     table.add_column("rows × columns", justify="right")
     table.add_column("place")
@@ -97,14 +101,44 @@ def render_plan(
 
 
 def print_plan(
-    specs: Sequence[TableSpec], usage: dict[str, Usage], world_size: int, wire_itemsize: int | None = None
+    specs: Sequence[TableSpec],
+    usage: dict[str, Usage],
+    world_size: int,
+    wire_itemsize: int | None = None,
+    bar: Any = None,
 ) -> None:
-    """Prints the plan to stderr, where progress bars and warnings go."""
+    """Prints the plan to stderr, where warnings go, without breaking a progress bar.
+
+    Args:
+        specs: All tables.
+        usage: What a step used of them.
+        world_size: N.
+        wire_itemsize: Bytes of an element of exchanged rows, None: the table's.
+        bar: Lightning's progress bar callback, if there is one.
+    """
+    with _console_beside(bar) as console:
+        if specs:
+            console.print(render_plan(specs, usage, world_size, wire_itemsize))
+        else:
+            console.print(f"EmbRace on {_ranks(world_size)}: no embedding table, all gradients are averaged as in ddp")
+
+
+@contextmanager
+def _console_beside(bar: Any) -> Iterator[Console]:
+    live = getattr(bar, "progress", None)
+    if isinstance(live, Progress) and live.live.is_started:
+        yield live.console  # prints above its bars, any other would print between their lines
+        return
     # in a notebook rich would send a display message, which a forked rank cannot
     console = Console(stderr=True, force_jupyter=False)
     if not console.is_terminal:
         console.width = 140
-    console.print(render_plan(specs, usage, world_size, wire_itemsize))
+    with tqdm.external_write_mode(sys.stderr):  # takes bars away, and puts them back below
+        yield console
+
+
+def _ranks(world_size: int) -> str:
+    return f"{world_size} rank{'s' if world_size > 1 else ''}"
 
 
 def human_bytes(count: float) -> str:

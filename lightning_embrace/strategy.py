@@ -216,8 +216,10 @@ class EmbRaceMixin(DistributedMixin):
         if self._synchronise and not self._plan_printed:
             self._plan_printed = True
             if self.is_global_zero:
-                itemsize = self.config.wire_dtype.itemsize if self.config.wire_dtype is not None else None
-                print_plan(session.specs, session.usage(), self.world_size, itemsize)
+                wire = self.config.wire_dtype
+                itemsize = wire.itemsize if wire is not None else None
+                bar = module.trainer.progress_bar_callback
+                print_plan(session.specs, session.usage(), self.world_size, itemsize, bar)
         loss = self.precision_plugin.post_backward(loss, module)
         self.post_backward(loss)
         return loss
