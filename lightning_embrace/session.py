@@ -65,6 +65,7 @@ class Session:
         self._accumulating = False
         self.released = False
         self._shown: dict[int, Tensor] = {}
+        self._originals: list[Tensor] = []
         self._service: RowService | None = None
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         sharded = [s for s in specs if s.place == "sharded"]
@@ -92,6 +93,19 @@ class Session:
                 return self.tables[table].read(ids_U.to(device)).cpu()
 
         return read
+
+    @contextmanager
+    def on_trial(self) -> Iterator[None]:
+        """Gives the model back as it was when something inside raises: an optimizer that is refused, say. Only once."""
+        try:
+            yield
+        except BaseException:
+            for table, original in zip(self.tables, self._originals):
+                table.parameter.data = original
+            self._give_back()
+            raise
+        finally:
+            self._originals = []
 
     def serve_with(self, service: RowService) -> None:
         """Gives the session what answers look-ups outside training steps; needed with more than one rank."""
@@ -323,6 +337,8 @@ class Session:
 
     def unshard(self, optimizers: list[Optimizer]) -> None:
         """Puts whole tables and their optimizer state back, on every rank. Collective."""
+        if self.released:  # the model was given back before
+            return
         act_together(self.comm, Act.TEARDOWN)
         for optimizer in optimizers:
             restore_optimizer(self.comm, self.tables, optimizer)
@@ -332,6 +348,9 @@ class Session:
             table.parameter.grad = None
             # on the CPU, where Lightning's teardown puts everything: one GPU may not hold the whole
             table.parameter.data = full
+        self._give_back()
+
+    def _give_back(self) -> None:
         self.release()
         for spec in self.specs:
             if spec.place == "sharded":
@@ -354,6 +373,7 @@ class Session:
         parameter.grad = None
         _, columns = spec.shape
         table = ShardedTable(index, spec.name, parameter, spec.sparse, columns, comm.rank, comm.world_size, wire_dtype)
+        self._originals.append(parameter.data)
         parameter.data = scatter_columns(comm, table, parameter.data)
         table.forget()
         handle = TableHandle(table, self)

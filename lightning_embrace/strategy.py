@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, ClassVar, Literal
@@ -13,7 +12,6 @@ from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_embrace.checkpoint import shard_optimizer_state
 from lightning_embrace.comm.connect import Connection
 from lightning_embrace.comm.serve import RowService
 from lightning_embrace.comm.traffic import Traffic
@@ -23,17 +21,17 @@ from lightning_embrace.namespaces import LIGHTNING, Namespace, other
 from lightning_embrace.optim.check import check_optimizers
 from lightning_embrace.plan import print_plan
 from lightning_embrace.refusals import check_callbacks, check_model, check_trainer
+from lightning_embrace.saving import SavingMixin
 from lightning_embrace.schedule.buffers import broadcast_tensors
 from lightning_embrace.session import Session
 from lightning_embrace.signals import Sigterm
 from lightning_embrace.tables.find import find_tables
-from lightning_embrace.tables.modules import is_sharded
 
 _TIMEOUT = timedelta(minutes=30)
 _MODULE = {"lightning.pytorch": "lightning_embrace", "pytorch_lightning": "lightning_embrace.pytorch_lightning"}
 
 
-class EmbRaceMixin(DistributedMixin):
+class EmbRaceMixin(SavingMixin, DistributedMixin):
     """The strategy without its base class, which differs between the two namespaces of Lightning."""
 
     namespace: ClassVar[Namespace]
@@ -96,15 +94,15 @@ class EmbRaceMixin(DistributedMixin):
         self._plan_printed = False
         self._connection.open_groups()
         if fitting:
-            self._open_session(specs)
-        self.model_to_device()
-        if fitting:
-            self.setup_optimizers(trainer)
-            check_optimizers(self.optimizers, specs)
-            assert self._session is not None
+            session = self._open_session(specs)
+            with session.on_trial():
+                self.model_to_device()
+                self.setup_optimizers(trainer)
+                check_optimizers(self.optimizers, specs)
             for optimizer in self.optimizers:
-                self._session.watch(optimizer)
+                session.watch(optimizer)
         else:
+            self.model_to_device()
             states = [*self.model.parameters(), *self.model.buffers()]
             broadcast_tensors(self._connection.communicator, states, "setup")
         self.setup_precision_plugin()
@@ -112,7 +110,7 @@ class EmbRaceMixin(DistributedMixin):
             for optimizer in self.optimizers:
                 self._optimizer_to_device(optimizer)
 
-    def _open_session(self, specs: list[Any]) -> None:
+    def _open_session(self, specs: list[Any]) -> Session:
         assert self._connection is not None and self.model is not None
         communicator = self._connection.communicator
         communicator.traffic = self.traffic
@@ -128,6 +126,7 @@ class EmbRaceMixin(DistributedMixin):
                 self.config.timeout,
             )
             self._session.serve_with(self._service)
+        return self._session
 
     def teardown(self) -> None:
         """Puts whole tables and optimizer states back, unless training ended with an exception."""
@@ -290,70 +289,6 @@ class EmbRaceMixin(DistributedMixin):
         """Ends a process whose exception Lightning does not see."""
         self.on_exception(exception)
         self._let_go()
-
-    # ---- state -----------------------------------------------------------------------------------------------------
-
-    def full_state_dict(self) -> dict[str, Any]:
-        """The model's state dict with whole tables on every rank. Collective: call it on all ranks.
-
-        Returns:
-            The state dict that plain training would have.
-        """
-        assert self.lightning_module is not None
-        if self._session is None:
-            return self.lightning_module.state_dict()
-        return self._session.full_state_dict(to_all=True)
-
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        """What Lightning saves: whole tables on rank 0. Collective."""
-        assert self.lightning_module is not None
-        self._refuse_to_save_after_failure()
-        if self._session is None:
-            return self.lightning_module.state_dict()
-        return self._session.full_state_dict()
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """What Lightning saves: whole table states on rank 0. Collective."""
-        optimizer = getattr(optimizer, "_optimizer", optimizer)
-        self._refuse_to_save_after_failure()
-        if self._session is None:
-            return super().optimizer_state(optimizer)
-        return self._session.full_optimizer_state(optimizer)
-
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Loads full optimizer states, each rank its columns."""
-        states = checkpoint["optimizer_states"]
-        if self._session is not None:
-            tables = self._session.tables
-            states = [shard_optimizer_state(tables, o, s) for o, s in zip(self.optimizers, states)]
-        super().load_optimizer_state_dict({**checkpoint, "optimizer_states": states})
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Writes the file from rank 0."""
-        super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
-        self._checkpoints.append(str(filepath))
-
-    def remove_checkpoint(self, filepath: Any) -> None:
-        """Removes the file on rank 0."""
-        super().remove_checkpoint(filepath)
-        self._checkpoints = [path for path in self._checkpoints if path != str(filepath)]
-
-    def _refuse_to_save_after_failure(self) -> None:
-        if self._session is not None and not self._failed and self._interrupted():
-            # callbacks (OnExceptionCheckpoint) save before Lightning tells the strategy of the exception
-            self.on_exception(sys.exc_info()[1] or KeyboardInterrupt())
-        assert self.lightning_module is not None
-        sharded = self._session is not None or any(is_sharded(m) for m in self.lightning_module.modules())
-        if self._failed and sharded and self.world_size > 1:
-            last = f"The last whole checkpoint is {self._checkpoints[-1]}." if self._checkpoints else None
-            raise RuntimeError(
-                "Training ended with an exception while tables were sharded; the ranks may be at different points of a"
-                f" step, so nothing is saved. {last or 'No checkpoint was written before it.'}"
-            )
-
-    def _interrupted(self) -> bool:
-        trainer = getattr(self.lightning_module, "_trainer", None)
-        return trainer is not None and trainer.state.status == "interrupted"
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:

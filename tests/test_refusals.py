@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -88,6 +89,38 @@ def clip(strategy: str) -> Any:
     trainer = make_trainer(make_strategy(strategy), gradient_clip_val=0.01, gradient_clip_algorithm="value")
     trainer.fit(model, loader(3))
     return results(model, trainer)
+
+
+def wrong_optimizer(world_size: int, failure: str) -> Any:
+    """Adam for a sparse table is refused; then the same model goes on with another optimizer."""
+    model = make_model(5, True, "adam")
+    if failure == "own":
+        model.configure_optimizers = lambda: 1 / 0
+    before = plain(dict(model.state_dict()))
+    trainer = make_trainer(make_strategy("embrace"), world_size)
+    with pytest.raises((ValueError, ZeroDivisionError)) as info:
+        trainer.fit(model, loader(3))
+    assert "sparse" in str(info.value) or failure == "own"
+    assert_same(plain(dict(model.state_dict())), before)
+    assert model.words.weight.shape == (23, 5) and type(model.words) is nn.Embedding
+    trainer.save_checkpoint(os.devnull)
+    return fit_again("embrace", world_size, model)
+
+
+def fit_again(strategy: str, world_size: int, model: Any = None) -> Any:
+    model = model or make_model(5, True, "adam")
+    model.hparams["optimizer"] = "adagrad"
+    model.__dict__.pop("configure_optimizers", None)
+    trainer = make_trainer(make_strategy(strategy), world_size)
+    trainer.fit(model, loader(3))
+    return results(model, trainer)
+
+
+@pytest.mark.parametrize(("world_size", "failure"), [(1, "own"), (2, "own"), (2, "refused")])
+def test_model_is_whole_after_a_failed_setup(ranks, world_size, failure):
+    """What is wrong with an optimizer shows when the tables are sharded already: they used to stay so."""
+    got = ranks(world_size).run(wrong_optimizer, world_size, failure)
+    assert_same(got, ranks(world_size).run(fit_again, "ddp", world_size))
 
 
 def test_interrupted_model():

@@ -1,0 +1,89 @@
+"""What Lightning saves and loads: whole tables and whole optimizer states, as DDP has them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch.optim import Optimizer
+
+from lightning_embrace.checkpoint import shard_optimizer_state
+from lightning_embrace.session import Session
+from lightning_embrace.tables.modules import is_sharded
+
+if TYPE_CHECKING:
+    from lightning.pytorch.strategies import ParallelStrategy as _Base
+else:  # the real base comes from one of the two namespaces of Lightning
+    _Base = object
+
+
+class SavingMixin(_Base):
+    """State dicts and checkpoint files of a strategy."""
+
+    _session: Session | None
+    _failed: bool
+    #: files that were written and not removed, the last one at the end
+    _checkpoints: list[str]
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """The model's state dict with whole tables on every rank. Collective: call it on all ranks.
+
+        Returns:
+            The state dict that plain training would have.
+        """
+        assert self.lightning_module is not None
+        if self._session is None:
+            return self.lightning_module.state_dict()
+        return self._session.full_state_dict(to_all=True)
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """What Lightning saves: whole tables on rank 0. Collective."""
+        assert self.lightning_module is not None
+        self._refuse_to_save_after_failure()
+        if self._session is None:
+            return self.lightning_module.state_dict()
+        return self._session.full_state_dict()
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """What Lightning saves: whole table states on rank 0. Collective."""
+        optimizer = getattr(optimizer, "_optimizer", optimizer)
+        self._refuse_to_save_after_failure()
+        if self._session is None:
+            return super().optimizer_state(optimizer)
+        return self._session.full_optimizer_state(optimizer)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Loads full optimizer states, each rank its columns."""
+        states = checkpoint["optimizer_states"]
+        if self._session is not None:
+            tables = self._session.tables
+            states = [shard_optimizer_state(tables, o, s) for o, s in zip(self.optimizers, states)]
+        super().load_optimizer_state_dict({**checkpoint, "optimizer_states": states})
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Writes the file from rank 0."""
+        super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
+        self._checkpoints.append(str(filepath))
+
+    def remove_checkpoint(self, filepath: Any) -> None:
+        """Removes the file on rank 0."""
+        super().remove_checkpoint(filepath)
+        self._checkpoints = [path for path in self._checkpoints if path != str(filepath)]
+
+    def _refuse_to_save_after_failure(self) -> None:
+        if self._session is not None and not self._failed and self._interrupted():
+            # callbacks (OnExceptionCheckpoint) save before Lightning tells the strategy of the exception
+            self.on_exception(sys.exc_info()[1] or KeyboardInterrupt())
+        assert self.lightning_module is not None
+        sharded = self._session is not None or any(is_sharded(m) for m in self.lightning_module.modules())
+        if self._failed and sharded and self.world_size > 1:
+            last = f"The last whole checkpoint is {self._checkpoints[-1]}." if self._checkpoints else None
+            raise RuntimeError(
+                "Training ended with an exception while tables were sharded; the ranks may be at different points of a"
+                f" step, so nothing is saved. {last or 'No checkpoint was written before it.'}"
+            )
+
+    def _interrupted(self) -> bool:
+        trainer = getattr(self.lightning_module, "_trainer", None)
+        return trainer is not None and trainer.state.status == "interrupted"
