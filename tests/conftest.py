@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 
@@ -26,3 +27,10 @@ def ranks() -> Iterator[Callable[[int], Ranks]]:
     yield get
     for pool in pools.values():
         pool.stop()
+
+
+@pytest.fixture(autouse=True)
+def _no_seed_is_left() -> Iterator[None]:
+    """``seed_everything`` leaves its seed in the environment, where every later Trainer and script finds it."""
+    yield
+    os.environ.pop("PL_GLOBAL_SEED", None)

@@ -31,6 +31,7 @@ def free_port() -> int:
 
 
 def _serve(rank: int, world_size: int, port: int, pipe: Any) -> None:
+    os.environ.pop("PL_GLOBAL_SEED", None)  # a test may have set it before the server process was started
     os.environ.update(
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
@@ -54,6 +55,7 @@ def _serve(rank: int, world_size: int, port: int, pipe: Any) -> None:
             pipe.send((True, function(*args, **kwargs)))
         except BaseException:
             pipe.send((False, traceback.format_exc()))
+        os.environ.pop("PL_GLOBAL_SEED", None)  # as in the tests' own process, see conftest
 
 
 class Ranks:
@@ -128,6 +130,7 @@ class Ranks:
 
 
 def _run_by_hand(environment: dict[str, str], function: Callable[..., Any], args: tuple[Any, ...], pipe: Any) -> None:
+    os.environ.pop("PL_GLOBAL_SEED", None)  # a test may have set it before the server process was started
     os.environ.update({"OMP_NUM_THREADS": "1", **environment})
     import torch
 
