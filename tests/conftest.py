@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 
 import pytest
 
 from tests.support.ranks import Ranks
+
+# A runner that was started in the background ignores these, and so would every process that the tests start.
+for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _usual)
 
 
 def pytest_report_header() -> str:
