@@ -177,19 +177,18 @@ class Session:
         else:
             self._update_pending = synchronise
 
-    def sync_buffers(self) -> None:
+    def sync_buffers(self, act: Act = Act.STEP) -> None:
         """Gives every rank rank 0's buffers, where DDP would.
 
         That is not while gradients are accumulated, and not in manual optimization. Collective.
         """
         if self._buffers_may_differ:
             self._buffers_may_differ = False
-            self._buffers.sync()
+            self._buffers.sync(act)
 
     def begin_validation(self) -> None:
         """Call before a validation run inside training. Collective."""
-        act_together(self.comm, Act.VALIDATION)
-        self.sync_buffers()
+        self.sync_buffers(Act.VALIDATION)
 
     def leave_training_step(self) -> None:
         """Call when the user's training step found that there are no more batches. Collective."""

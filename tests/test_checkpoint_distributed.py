@@ -111,7 +111,7 @@ def resume(strategy: str, path: str, columns: int, sparse: bool, optimizer: str,
     """Goes on from a checkpoint with a model of other weights, to the end of the second epoch and one more."""
     model = make_model(columns, sparse, optimizer, seed=77)
     trainer = make_trainer(make_strategy(strategy), world_size, max_epochs=3)
-    trainer.fit(model, loader(3, 0, world_size), loader(2, 5, world_size), ckpt_path=path)
+    trainer.fit(model, loader(3, 0, world_size), loader(2, 5, world_size), ckpt_path=path, weights_only=True)
     return results(model, trainer), trainer.global_step, trainer.current_epoch
 
 

@@ -33,7 +33,7 @@ class Samples(list[Any]):
 
 
 class Data(LightningDataModule):
-    """Loaders whose samples Lightning distributes, with a state that goes into checkpoints."""
+    """Loaders whose samples Lightning distributes."""
 
     def train_dataloader(self) -> Any:
         return DataLoader(Samples(22), batch_size=4, shuffle=True)

@@ -87,18 +87,18 @@ class Alone(Callback):
         self.look(module)
 
 
+class Local(Whole):
+    """Unequal numbers of validation batches cannot be logged with ``sync_dist``."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.evaluated.append(float(self.loss(batch)))
+
+
 def uneven(strategy: str) -> Any:
-    """Validates 3 batches on rank 0 and 1 on rank 1 inside fit, predicts 3 and 2 samples, looks up on rank 0 alone."""
-    model, alone = make_model(), Alone()
+    """Validates unequal numbers of batches inside fit, predicts 3 and 2 samples, looks up on rank 0 alone."""
+    model, alone = make_model(cls=Local), Alone()
     trainer = make_trainer(make_strategy(strategy), callbacks=[alone])
-
-    class Local(Whole):  # unequal numbers of validation batches cannot be logged with sync_dist
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            self.evaluated.append(float(self.loss(batch)))
-
-    model.__class__ = Local
-    trainer.fit(model, loader(3), loader(3 if this_rank() == 0 else 1, seed=5))
-    model.__class__ = Whole
+    trainer.fit(model, loader(3), loader((3, 1)[this_rank()], seed=5))
     predictor = make_trainer(make_strategy(strategy), callbacks=[alone], use_distributed_sampler=True)
     predicted = predictor.predict(model, DataLoader(Samples(), batch_size=1))
     assert len(predicted) == (3 if this_rank() == 0 else 2)

@@ -33,21 +33,25 @@ class BufferSync:
             self._sent = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
 
     @torch.no_grad()
-    def sync(self) -> None:
-        """Copies rank 0's buffers to all, where any rank has changed them. Collective."""
+    def sync(self, act: Act = Act.STEP) -> None:
+        """Copies rank 0's buffers to all, where any rank has changed them. Collective.
+
+        Args:
+            act: What the ranks are about to do.
+        """
         if not self._names or self._comm.world_size == 1:
             return
-        due = self._agree(self._changed())
+        due = self._agree(self._changed(), act)
         if due:
             buffers = dict(self._model.named_buffers())
             broadcast_tensors(self._comm, [buffers[name] for name in due], "buffers")
             self._sent.update({name: buffers[name].detach().clone() for name in due})
 
-    def _agree(self, changed: set[str]) -> list[str]:
+    def _agree(self, changed: set[str], act: Act) -> list[str]:
         """Names that are in any rank's ``changed``; each rank says so with one bit per buffer."""
         blocks = [self._names[i : i + _BITS] for i in range(0, len(self._names), _BITS)]
         header = [sum(1 << k for k, name in enumerate(block) if name in changed) for block in blocks]
-        fields = list(zip(*act_together(self._comm, Act.STEP, header)))
+        fields = list(zip(*act_together(self._comm, act, header)))
         return [n for block, bits in zip(blocks, fields) for k, n in enumerate(block) if any(b >> k & 1 for b in bits)]
 
     def _changed(self) -> set[str]:
