@@ -22,6 +22,16 @@ def pytest_report_header() -> str:
     return ", ".join(f"{name} {version(name)}" for name in ("torch", "lightning"))
 
 
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """Lightning keeps seeds and thread counts in variables, where every later Trainer and script finds them."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Callable[[int], Ranks]]:
     """``ranks(n)`` gives n worker processes, started when first used."""
@@ -33,10 +43,3 @@ def ranks() -> Iterator[Callable[[int], Ranks]]:
     yield get
     for pool in pools.values():
         pool.stop()
-
-
-@pytest.fixture(autouse=True)
-def _no_seed_is_left() -> Iterator[None]:
-    """``seed_everything`` leaves its seed in the environment, where every later Trainer and script finds it."""
-    yield
-    os.environ.pop("PL_GLOBAL_SEED", None)
