@@ -127,7 +127,8 @@ class Script:
     def await_training(self, ranks: int) -> None:
         """Returns when that many ranks have begun to train, a moment later."""
         deadline = time.monotonic() + PATIENCE
-        while self.output.read_text().count("training\n") < ranks:
+        # without the line's end: two ranks' words and line ends mix in one file
+        while self.output.read_text().count("training") < ranks:
             assert time.monotonic() < deadline and self.process.poll() is None, self.output.read_text()
             time.sleep(0.1)
         time.sleep(0.5)
