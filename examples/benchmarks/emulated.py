@@ -82,12 +82,14 @@ class Cluster:
         """Kills what runs in the cluster and removes it. May be called again."""
         if self.names.owner.pid != os.getpid():
             return  # a fork of the owner
-        with undisturbed():
-            try:
-                host.remove(self.names)
-            finally:
-                atexit.unregister(self.close)
-                self._signals.stop()
+        try:
+            with undisturbed():
+                try:
+                    host.remove(self.names)
+                finally:
+                    atexit.unregister(self.close)
+        finally:
+            self._signals.stop()  # not inside: what holds signals off puts back the handlers that it found
 
     @property
     def main_address(self) -> str:

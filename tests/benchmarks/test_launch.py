@@ -33,6 +33,14 @@ def said(results: list[launch.RankResult]) -> list[str]:
     return [result.stdout.read_text().strip() for result in results]
 
 
+def test_a_cluster_gives_signals_back() -> None:
+    """They kept raising SystemExit in a program whose cluster had ended."""
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
+    with Cluster(1, kind="loopback"):
+        assert signal.getsignal(signal.SIGTERM) is not before[0]
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)] == before
+
+
 @pytest.mark.parametrize(("layout", "places"), [("nodes", ["0 0", "1 0"]), ("local", ["0 0", "0 1"])])
 def test_ranks_find_their_place(cluster: Cluster, layout: launch.Layout, places: list[str]) -> None:
     """What torch and Lightning read; the first line is the same on all ranks."""
