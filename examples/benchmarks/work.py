@@ -10,7 +10,7 @@ from examples.benchmarks.compute import set_compute, spread
 from examples.benchmarks.data import StepBatches, make_source
 from examples.benchmarks.job import Job
 from examples.benchmarks.peers import PEERS
-from examples.models.registry import batch_spec, build, embedding_share
+from examples.models.registry import batch_spec, build
 
 
 def rank() -> int:
@@ -27,7 +27,6 @@ class Work:
     Attributes:
         model: A LightningModule whose ``training_step`` returns the loss.
         batches: This rank's batches, one per step.
-        share: The tables' share of the parameters.
     """
 
     def __init__(self, job: Job) -> None:
@@ -42,7 +41,6 @@ class Work:
             optimizer=job.optimizer,  # type: ignore[arg-type]
             **chosen,  # type: ignore[arg-type]
         )
-        self.share = embedding_share(self.model)
         if job.compute == "emulated":
             set_compute(self.model, "emulated", spread(self.model, job.compute_ms / 1e3))  # type: ignore[arg-type]
         source = make_source(spec, job.exponent, job.text)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_embrace.comm.base import Communicator
+from lightning_embrace.tables.request import PooledRequest
 from lightning_embrace.tables.table import ShardedTable
 
 
@@ -136,8 +137,7 @@ class GradientExchange:
         """Lengths of the gradient pieces that ``rank`` sends for a table: touched rows, then bags."""
         if not field.used:
             return []
-        pooled = [r.sizes_B.numel() for k, r in enumerate(table.asked_pooled[rank]) if field.pooled_bits >> k & 1]
-        return [field.touched, *pooled]
+        return [field.touched, *(request.sizes_B.numel() for request in _pooled(table, rank, field))]
 
     @staticmethod
     def _place(
@@ -157,8 +157,7 @@ class GradientExchange:
         ids_U = table.asked_ids(rank)
         mask = masks.get((rank, table.index))
         placed = [(ids_U if mask is None else ids_U[mask], blocks[0])]
-        used = [r for k, r in enumerate(table.asked_pooled[rank]) if field.pooled_bits >> k & 1]
-        for request, grad_Bd in zip(used, blocks[1:]):
+        for request, grad_Bd in zip(_pooled(table, rank, field), blocks[1:]):
             placed.append((request.ids_L, request.row_gradients(grad_Bd.to(table.parameter.dtype))))
         return placed
 
@@ -176,3 +175,8 @@ class GradientExchange:
             parameter.grad = torch.zeros_like(parameter)
         for ids, grad_rows in parts:
             parameter.grad.index_add_(0, ids, grad_rows.to(parameter.dtype), alpha=scale)
+
+
+def _pooled(table: ShardedTable, rank: int, field: _Field) -> list[PooledRequest]:
+    """The pooled requests of a rank that received a gradient."""
+    return [request for k, request in enumerate(table.asked_pooled[rank]) if field.pooled_bits >> k & 1]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.ranks import free_port
+from tests.support.ranks import become_rank, free_port
 
 #: seconds, reached only by a test that fails; less than the timeout of the victim's exchanges
 PATIENCE = 180.0
@@ -46,17 +46,7 @@ def _rank_main(rank: int, world_size: int, port: int, output: str, function: Cal
         os.dup2(file.fileno(), 2)
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        LOCAL_RANK=str(rank),
-        NODE_RANK="0",
-        WORLD_SIZE=str(world_size),
-        OMP_NUM_THREADS="1",
-    )
-    import torch
-
-    torch.set_num_threads(1)
+    become_rank(rank, world_size, port)
     function()
     print("returned", flush=True)
 

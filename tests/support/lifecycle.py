@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from lightning_embrace import EmbRaceStrategy
 from tests.support.models import OPTIMIZERS, VOCABULARY, batches
+from tests.support.training import QUIET
 
 
 def make_strategy(name: str, **arguments: Any) -> Any:
@@ -83,13 +84,7 @@ def make_trainer(strategy: Any, world_size: int = 2, **arguments: Any) -> Traine
             "accelerator": "cpu",
             "devices": world_size,
             "strategy": strategy,
-            "max_epochs": 1,
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "use_distributed_sampler": False,
-            "num_sanity_val_steps": 0,
+            **QUIET,
             **arguments,
         }
     )

@@ -30,8 +30,8 @@ def free_port() -> int:
             return port
 
 
-def _serve(rank: int, world_size: int, port: int, pipe: Any) -> None:
-    os.environ.pop("PL_GLOBAL_SEED", None)  # a test may have set it before the server process was started
+def become_rank(rank: int, world_size: int, port: int) -> None:
+    """Lets a Trainer in this process find itself launched already, with one thread."""
     os.environ.update(
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
@@ -40,11 +40,16 @@ def _serve(rank: int, world_size: int, port: int, pipe: Any) -> None:
         WORLD_SIZE=str(world_size),
         OMP_NUM_THREADS="1",
     )
-    import logging
-
     import torch
 
     torch.set_num_threads(1)
+
+
+def _serve(rank: int, world_size: int, port: int, pipe: Any) -> None:
+    os.environ.pop("PL_GLOBAL_SEED", None)  # a test may have set it before the server process was started
+    become_rank(rank, world_size, port)
+    import logging
+
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     while True:
         try:

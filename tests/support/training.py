@@ -23,6 +23,18 @@ class Outcome(NamedTuple):
     sent: dict[str, int]
 
 
+#: arguments of a Trainer that leaves nothing behind and shows nothing
+QUIET = {
+    "max_epochs": 1,
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "use_distributed_sampler": False,
+    "num_sanity_val_steps": 0,
+}
+
+
 def train(
     make_model: Callable[[], Any],
     data: list[Any],
@@ -38,14 +50,7 @@ def train(
             "accelerator": "cpu",
             "devices": devices,
             "strategy": strategy,
-            "max_epochs": 1,
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "use_distributed_sampler": False,
-            "num_sanity_val_steps": 0,
-            "deterministic": False,
+            **QUIET,
             **trainer_arguments,
         }
     )
