@@ -10,25 +10,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from lightning_embrace.optim.kinds import ELEMENTWISE
+from lightning_embrace.optim.rows import RowSparse, refuses_rows
 from lightning_embrace.tables.find import TableSpec
 
-#: torch's optimizers that treat every element by itself: on shards they do what they do on the whole
-ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
-    {
-        torch.optim.SGD,
-        torch.optim.Adam,
-        torch.optim.AdamW,
-        torch.optim.NAdam,
-        torch.optim.RAdam,
-        torch.optim.Adamax,
-        torch.optim.Adadelta,
-        torch.optim.Adagrad,
-        torch.optim.ASGD,
-        torch.optim.RMSprop,
-        torch.optim.Rprop,
-        torch.optim.SparseAdam,
-    }
-)
 _TAKES_SPARSE = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam)
 # the trial table: in halves too it is larger than the sizes from which optimizers begin to factor their state (128)
 _TRIAL_SHAPE = (160, 320)
@@ -59,21 +44,34 @@ def _check_sparse(optimizer: Optimizer, group: dict[str, Any], spec: TableSpec) 
     kind = type(optimizer)
     tied = spec.place == "dense"  # its gradient is dense whatever the module asks for
     if spec.sparse and not tied:
-        if kind.__module__.startswith("torch.optim") and kind not in _TAKES_SPARSE:
-            raise ValueError(
-                f"Table {spec.name!r} has sparse=True, and {kind.__name__} does not support sparse gradients. Use SGD,"
-                " Adagrad or SparseAdam, or sparse=False (the exchange is as small; every row then follows"
-                f" {kind.__name__}'s dense rule)."
-            )
-        if isinstance(optimizer, _TAKES_SPARSE) and group.get("weight_decay"):
-            raise ValueError(
-                f"Table {spec.name!r} has sparse=True, and weight_decay={group['weight_decay']} is not compatible with"
-                " sparse gradients. Put the table into a parameter group with weight_decay=0."
-            )
+        _check_takes_sparse(optimizer, group, spec)
     elif kind is torch.optim.SparseAdam:
         raise ValueError(
             f"Table {spec.name!r} has {'a tied weight' if tied else 'sparse=False'}, and SparseAdam does not support"
-            " dense gradients. Use sparse=True for the table, or Adam."
+            " dense gradients. Use sparse=True for the table, or"
+            " lightning_embrace.optim.Adam, which takes both."
+        )
+
+
+def _check_takes_sparse(optimizer: Optimizer, group: dict[str, Any], spec: TableSpec) -> None:
+    kind = type(optimizer)
+    if isinstance(optimizer, RowSparse):
+        reason = refuses_rows(optimizer, group)
+        if reason is not None:
+            raise ValueError(f"Table {spec.name!r} has sparse=True, and {reason}")
+    elif kind.__module__.startswith("torch.optim") and kind not in _TAKES_SPARSE:
+        ours = kind.__name__ if kind in (torch.optim.Adam, torch.optim.AdamW) else "Adam"
+        raise ValueError(
+            f"Table {spec.name!r} has sparse=True, and {kind.__name__} does not support sparse gradients. Use"
+            f" lightning_embrace.optim.{ours} (for dense and sparse parameters together), SGD, Adagrad or SparseAdam,"
+            f" or sparse=False (the exchange is as small; every row then follows {kind.__name__}'s dense rule)."
+        )
+    elif isinstance(optimizer, _TAKES_SPARSE) and group.get("weight_decay"):
+        ours = "SGD" if isinstance(optimizer, torch.optim.SGD) else "Adagrad"
+        raise ValueError(
+            f"Table {spec.name!r} has sparse=True, and weight_decay={group['weight_decay']} is not compatible with"
+            " sparse gradients. Put the table into a parameter group with weight_decay=0. Or use"
+            f" lightning_embrace.optim.{ours}, which decays the rows of the gradient."
         )
 
 

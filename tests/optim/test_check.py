@@ -10,7 +10,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_embrace.optim.check import ELEMENTWISE, check_optimizers
+from lightning_embrace.optim import SGD, Adagrad, Adam, AdamW
+from lightning_embrace.optim.check import check_optimizers
+from lightning_embrace.optim.kinds import ELEMENTWISE, ROW_SPARSE
 from lightning_embrace.tables.find import Place, TableSpec
 
 
@@ -89,13 +91,15 @@ class NeedsMore(Signs):
 
 
 @pytest.mark.parametrize("kind", sorted(ELEMENTWISE, key=lambda k: k.__name__))
-def test_torch_s_elementwise_optimizers_are_elementwise(kind: type[Optimizer]) -> None:
+def test_known_elementwise_optimizers_are_elementwise(kind: type[Optimizer]) -> None:
     """They are believed without a trial: the trial, asked, agrees. Else shards would train to other numbers."""
     from lightning_embrace.optim.check import _try_on_columns
 
     sparse = kind is torch.optim.SparseAdam
     optimizer = kind([nn.Parameter(torch.zeros(2))])  # type: ignore[call-arg]
     assert _try_on_columns(optimizer, optimizer.param_groups[0], sparse) is None
+    if kind in ROW_SPARSE:
+        assert _try_on_columns(optimizer, optimizer.param_groups[0], True) is None
     check(table(sparse), kind)
 
 
@@ -105,17 +109,37 @@ def test_torch_s_elementwise_optimizers_are_elementwise(kind: type[Optimizer]) -
 )
 def test_sparse_table_needs_an_optimizer_that_takes_it(kind: type[Optimizer], place: Place) -> None:
     """As torch refuses it in its first step, and before anything was sent."""
-    message = rf"'words' has sparse=True, and {kind.__name__} .*SparseAdam, or sparse=False"
+    ours = "AdamW" if kind is torch.optim.AdamW else "Adam"
+    message = rf"'words' has sparse=True, and {kind.__name__} .*optim\.{ours} .*SparseAdam, or sparse=False"
     with pytest.raises(ValueError, match=message):
         check(table(sparse=True, place=place), kind)
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad])
 def test_weight_decay_with_a_sparse_table(kind: type[Optimizer]) -> None:
-    with pytest.raises(ValueError, match=r"'words'.*weight_decay=0.1 is not compatible.*weight_decay=0\."):
+    message = (
+        rf"'words'.*weight_decay=0.1 is not compatible.*weight_decay=0\..*lightning_embrace\.optim\.{kind.__name__},"
+    )
+    with pytest.raises(ValueError, match=message):
         check(table(sparse=True), kind, weight_decay=0.1)
     check(table(sparse=True), kind)
     check(table(), kind, weight_decay=0.1)
+
+
+@pytest.mark.parametrize("kind", [SGD, Adagrad, Adam, AdamW])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_ours_train_both_kinds_of_tables(kind: type[Optimizer], sparse: bool) -> None:
+    """Being subclasses of torch's, they were refused where torch's are."""
+    check(table(sparse), kind, weight_decay=0.1)
+    check(table(sparse, place="replicated"), kind, weight_decay=0.1)
+
+
+@pytest.mark.parametrize("kind", [Adam, AdamW])
+def test_settings_that_ours_refuse_for_sparse_tables_are_refused_before_the_first_step(kind: type[Optimizer]) -> None:
+    message = rf"'words' has sparse=True, and amsgrad=True of lightning_embrace\.optim\.{kind.__name__} .*amsgrad=False"
+    with pytest.raises(ValueError, match=message):
+        check(table(sparse=True), kind, amsgrad=True)
+    check(table(), kind, amsgrad=True)
 
 
 def test_weight_decay_of_another_group_is_none_of_the_table_s_business() -> None:
@@ -126,7 +150,7 @@ def test_weight_decay_of_another_group_is_none_of_the_table_s_business() -> None
 
 @pytest.mark.parametrize("place", ["sharded", "replicated"])
 def test_sparse_adam_needs_a_sparse_table(place: Place) -> None:
-    with pytest.raises(ValueError, match=r"'words' has sparse=False, and SparseAdam .*Use sparse=True"):
+    with pytest.raises(ValueError, match=r"'words' has sparse=False, and SparseAdam .*Use sparse=True.*optim\.Adam"):
         check(table(place=place), torch.optim.SparseAdam)
 
 
