@@ -40,12 +40,13 @@ class Bar:
     own: bool
 
 
-def bars(trace: Trace, step: int) -> list[Bar]:
-    """What is to be drawn: all that runs while any rank computes the step.
+def bars(trace: Trace, step: int, ranks: int) -> list[Bar]:
+    """What is to be drawn: all that runs while any of these ranks computes the step.
 
     Args:
         trace: A trace of some ranks.
         step: The step.
+        ranks: How many ranks, from the first.
 
     Returns:
         The bars, by rank and lane.
@@ -53,7 +54,8 @@ def bars(trace: Trace, step: int) -> list[Bar]:
     Raises:
         ValueError: The trace has no compute of this step.
     """
-    events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    shown = sorted({event["pid"] for event in trace["traceEvents"]})[:ranks]
+    events = [event for event in trace["traceEvents"] if event["ph"] == "X" and event["pid"] in shown]
     computed = [event for event in events if event["cat"] == "compute"]
     of_step = [event for event in computed if event["args"].get("step") == step]
     if not of_step:
@@ -63,7 +65,7 @@ def bars(trace: Trace, step: int) -> list[Bar]:
     left, right = min(e["ts"] for e in of_step), max(e["ts"] + e["dur"] for e in of_step)
     seen = [e for e in events if e["ts"] < right and e["ts"] + e["dur"] > left]
     found: list[Bar] = []
-    for rank in sorted({e["pid"] for e in seen}):
+    for rank in shown:
         for lane in LANES:
             here = [e for e in seen if e["pid"] == rank and e["cat"] == lane]
             rows = pack([(round(e["ts"] * 1e3), round((e["ts"] + e["dur"]) * 1e3)) for e in here])
@@ -84,8 +86,8 @@ def draw(path: str | os.PathLike[str], picture: str | os.PathLike[str], step: in
         ModuleNotFoundError: matplotlib is not installed.
         ValueError: The trace has no such step.
     """
-    shown = bars(read(path), step)
-    by_rank = [[bar for bar in shown if bar.rank == rank] for rank in sorted({bar.rank for bar in shown})[:ranks]]
+    shown = bars(read(path), step, ranks)
+    by_rank = [[bar for bar in shown if bar.rank == rank] for rank in sorted({bar.rank for bar in shown})]
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
@@ -98,7 +100,7 @@ def draw(path: str | os.PathLike[str], picture: str | os.PathLike[str], step: in
     axes = figure.subplots(len(by_rank), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for axis, group in zip(axes, by_rank):
         _draw_rank(axis, group, max(bar.end for bar in shown))
-    axes[-1].set_xlabel(f"milliseconds of step {step}; pale: exchanges of other steps")
+    axes[-1].set_xlabel(f"milliseconds of step {step}; pale: other steps")
     path = Path(picture)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
@@ -121,8 +123,13 @@ def _draw_rank(axis: Any, group: list[Bar], width: float) -> None:
         middles.append(top + depth / 2)
         for bar in (b for b in group if b.lane == lane):
             middle, long = top + bar.row + 0.5, bar.end - bar.begin
-            alpha = 1.0 if bar.own else 0.4
-            axis.barh(middle, long, left=bar.begin, height=0.8, color=_COLOURS[lane], alpha=alpha, linewidth=0)
+            style = {
+                "facecolor": _COLOURS[lane],
+                "alpha": 1.0 if bar.own else 0.4,
+                "edgecolor": "white",
+                "linewidth": 0.8,
+            }
+            axis.barh(middle, long, left=bar.begin, height=0.8, **style)
             letters = int(long / width / _LETTER_SHARE)
             if letters >= 5:
                 name = bar.name if len(bar.name) <= letters else f"{bar.name[: letters - 1]}…"

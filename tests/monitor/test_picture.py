@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ TRACE = chrome.trace([Recording(0, SPANS), Recording(1, SPANS)])
 
 
 def test_a_step_is_cut_out_with_what_its_neighbours_have_in_flight() -> None:
-    assert [bar for bar in bars(TRACE, 3) if bar.rank == 1] == [
+    assert [bar for bar in bars(TRACE, 3, 2) if bar.rank == 1] == [
         Bar(1, "compute", 0, 0.0, 15.0, "forward", True),
         Bar(1, "sparse group", 0, 1.0, 3.0, "rows", True),
         Bar(1, "dense group", 0, 0.0, 4.0, "old", False),
@@ -34,11 +35,19 @@ def test_a_step_is_cut_out_with_what_its_neighbours_have_in_flight() -> None:
     ]
 
 
+def test_a_rank_that_is_not_shown_does_not_widen_the_picture() -> None:
+    late = tuple(replace(s, begin=s.begin + 900 * MS, end=s.end + 900 * MS, queued=None) for s in SPANS)
+    trace = chrome.trace([Recording(0, SPANS), Recording(1, late)])
+    assert {bar.rank for bar in bars(trace, 3, 1)} == {0}
+    assert max(bar.end for bar in bars(trace, 3, 1)) == 15.0
+    assert max(bar.end for bar in bars(trace, 3, 2)) == 915.0
+
+
 def test_a_step_that_is_not_there_names_those_that_are() -> None:
     with pytest.raises(ValueError, match="step=9: the trace has steps 3 to 4"):
-        bars(TRACE, 9)
+        bars(TRACE, 9, 2)
     with pytest.raises(ValueError, match="has no steps"):
-        bars(chrome.trace([]), 9)
+        bars(chrome.trace([]), 9, 2)
 
 
 def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
