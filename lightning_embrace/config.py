@@ -10,7 +10,8 @@ from typing import Literal, get_args
 import torch
 import torch.distributed as dist
 
-Schedule = Literal["fifo"]
+from lightning_embrace.schedule.order import Name
+
 WireDtype = Literal["bf16", "fp16"]
 StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
 
@@ -26,7 +27,7 @@ class EmbRaceConfig:
     """
 
     tables: Literal["auto"] | tuple[str, ...]
-    schedule: Schedule
+    schedule: Name
     wire_dtype: torch.dtype | None
     process_group_backend: str | None
     timeout: timedelta
@@ -50,7 +51,7 @@ class EmbRaceConfig:
                 )
         elif not all(isinstance(p, str) and p for p in tables):
             raise ValueError(f"EmbRaceStrategy(tables={tables!r}): every pattern must be a non-empty string.")
-        _check("schedule", schedule, get_args(Schedule))
+        _check("schedule", schedule, get_args(Name))
         _check("wire_dtype", wire_dtype, (None, *_WIRE_DTYPES))
         _check("start_method", start_method, get_args(StartMethod))
         for backend in (process_group_backend or "gloo").split(","):  # "gloo" or "cpu:gloo,cuda:nccl"

@@ -126,7 +126,7 @@ class DistributedMixin(_Base):
         described = [(n, tuple(p.shape), str(p.dtype)) for n, p in model.named_parameters()]
         described += [(n, tuple(b.shape), str(b.dtype)) for n, b in model.named_buffers()]
         print_ = zlib.crc32(repr(described).encode())
-        prints = communicator.gather(torch.tensor([print_]), "fingerprint of the model").flatten().tolist()
+        prints = communicator.gather(torch.tensor([print_]), "fingerprint of the model").wait().flatten().tolist()
         different = [r for r, p in enumerate(prints) if p != prints[0]]
         if different:
             raise ValueError(

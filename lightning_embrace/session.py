@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import repeat
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_embrace.checkpoint import gather_optimizer_state, restore_optimizer
 from lightning_embrace.comm.base import Communicator
-from lightning_embrace.comm.serve import RowService
+from lightning_embrace.comm.queue import InlineQueue, LowPriorityQueue
+from lightning_embrace.foresight import Foresight, Known
+from lightning_embrace.optim.split import may_defer
+from lightning_embrace.rows import RowSource
+from lightning_embrace.schedule.blocks import CHUNK_BYTES
 from lightning_embrace.schedule.buffers import BufferSync, broadcast_tensors
 from lightning_embrace.schedule.dense import DenseSync
+from lightning_embrace.schedule.gate import ParameterGate
 from lightning_embrace.schedule.guard import GradientGuard
+from lightning_embrace.schedule.order import FIFO, Schedule
+from lightning_embrace.schedule.pending import PendingUpdates
+from lightning_embrace.shards import Shards
 from lightning_embrace.tables.find import TableSpec
 from lightning_embrace.tables.gradients import GradientExchange
 from lightning_embrace.tables.headers import Act, act_together
-from lightning_embrace.tables.lookup import TableHandle
-from lightning_embrace.tables.modules import give_back, take_over
 from lightning_embrace.tables.replicated import ReplicatedSync, ReplicatedTable
-from lightning_embrace.tables.request import PooledRequest
-from lightning_embrace.tables.rounds import LookupRounds
-from lightning_embrace.tables.shard import gather_columns, scatter_columns
-from lightning_embrace.tables.state import shard_as_dtensor
 from lightning_embrace.tables.table import ShardedTable
 from lightning_embrace.tables.usage import Usage, usage_of
 
@@ -32,99 +34,104 @@ from lightning_embrace.tables.usage import Usage, usage_of
 class Session:
     """Shards a model's tables and synchronises its training steps.
 
-    One step: look-ups run as rounds; before backward the rounds are closed; during backward the dense blocks are
-    AllReduced; after it a closing header tells what each rank has, gradient rows go to their owners, and the
-    optimizer steps on shards.
+    One step: the rows of a batch that was known beforehand come first, other look-ups run as rounds; backward begins
+    when all ranks have left their forward pass; during it the dense blocks are AllReduced; after it a closing header
+    tells what each rank has, gradient rows go to their owners, and the optimizer steps on shards. What may wait, does,
+    and is applied before anything reads what it changes (`schedule.pending`).
 
     Args:
         model: The model, whole and equal in structure on every rank; its weights count on rank 0 only.
         specs: Its tables, see :func:`~lightning_embrace.tables.find.find_tables`.
         comm: Carries the exchanges.
         wire_dtype: dtype of rows and gradients on the wire, None: the table's.
+        schedule: What travels when.
+        chunk_bytes: How much of a dense block travels at once.
     """
 
     def __init__(
-        self, model: nn.Module, specs: list[TableSpec], comm: Communicator, wire_dtype: torch.dtype | None = None
+        self,
+        model: nn.Module,
+        specs: list[TableSpec],
+        comm: Communicator,
+        wire_dtype: torch.dtype | None = None,
+        schedule: Schedule = FIFO,
+        chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         self.comm = comm
-        self.model = model
         self.specs = specs
+        self.schedule = schedule
         self.step = 0
-        #: counts the changes of the tables: optimizer steps and loaded weights, the same on every rank
-        self.version = 0
-        self._update_pending = False
         #: this rank wants all to stop; one rank is enough, and after the next synchronised backward all know
         self.wants_stop = self.stop_agreed = False
-        #: inside a step function of any kind: a sharded weight must not be read
-        self.in_step = False
-        #: look-ups run as rounds and collect gradients
-        self.in_training_step = False
-        #: look-ups are those of activation checkpointing, whose rows are here
-        self.in_backward = False
+        #: updates may be applied late: nothing reads gradients or weights where it would not be noticed
+        self.relaxed = False
         self._inside_training_step = False
+        self._synchronise = True
         self._accumulating = False
-        self.released = False
-        self._shown: dict[int, Tensor] = {}
-        self._originals: list[Tensor] = []
-        self._service: RowService | None = None
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
-        sharded = [s for s in specs if s.place == "sharded"]
-        self.tables = [self._shard(index, spec, wire_dtype) for index, spec in enumerate(sharded)]
+        self._optimizers: list[Optimizer] = []
+        self._cut = 0
+        self.pending = PendingUpdates()
+        self.foresight: Foresight | None = None
+        self.rows = RowSource(comm, lambda table: self._shards.shown(table))
+        self.tables = self.rows.tables
+        self._shards = Shards(model, specs, comm, self.rows, wire_dtype)
+        self.tables.extend(self._shards.tables)
         whole = [s for s in specs if s.place in ("replicated", "frozen")]
-        apart = {id(s.parameter) for s in [*sharded, *whole]}
+        apart = {id(s.parameter) for s in [*(s for s in specs if s.place == "sharded"), *whole]}
         dense = {name: p for name, p in model.named_parameters() if id(p) not in apart}
         broadcast_tensors(comm, [*dense.values(), *(s.parameter for s in whole), *model.buffers()], "setup")
-        self._rounds = LookupRounds(comm, self.tables)
-        self._dense = DenseSync(comm, dense)
+        self._queue = InlineQueue() if comm.world_size == 1 else LowPriorityQueue(comm)
+        self._dense = DenseSync(comm, self._queue, dense, chunk_bytes, self._in_backward)
         self._gradients = GradientExchange(comm, self.tables)
         self._replicated = ReplicatedSync(comm, [ReplicatedTable(s.name, s.parameter, s.sparse) for s in whole])
         self._guard = GradientGuard({**dense, **{s.name: s.parameter for s in whole}})
         self._buffers = BufferSync(comm, model)
         self._buffers_may_differ = True
         self._replicated_headers: list[list[int]] = []
-
-    def reader(self) -> Callable[[int, Tensor], Tensor]:
-        """What another thread reads this rank's columns with; on CUDA it keeps the order of this thread's work."""
-        device = self.comm.device
-        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-
-        def read(table: int, ids_U: Tensor) -> Tensor:
-            with nullcontext() if stream is None else torch.cuda.stream(stream):
-                return self.tables[table].read(ids_U.to(device)).cpu()
-
-        return read
+        self._gate = ParameterGate(model, [*dense.values(), *(t.parameter for t in self.tables)], self._before_read)
+        for table in self.tables:
+            table.settle = _Settle(self.pending, table.parameter)
+        self.rows.when_touched = self._touched
 
     @contextmanager
     def on_trial(self) -> Iterator[None]:
         """Gives the model back as it was when something inside raises: an optimizer that is refused, say. Only once."""
         try:
-            yield
+            with self._shards.on_trial():
+                yield
         except BaseException:
-            for table, original in zip(self.tables, self._originals):
-                table.parameter.data = original
-            self._give_back()
+            self.release()
             raise
-        finally:
-            self._originals = []
 
-    def serve_with(self, service: RowService) -> None:
-        """Gives the session what answers look-ups outside training steps; needed with more than one rank."""
-        self._service = service
+    def look_ahead(self) -> None:
+        """From now on :meth:`begin_training_step` is told of the next batch. Call it on every rank, or on none."""
+        if self.tables and self.comm.world_size > 1:
+            self.foresight = Foresight(self.comm, self.tables, self.schedule.vertical)
+            self.rows.foreseen = True
 
     # ---- one training step -------------------------------------------------------------------------------------
 
-    def begin_training_step(self) -> None:
-        """Call before the user's training step."""
+    def begin_training_step(self, known: Known | None = None) -> None:
+        """Call before the user's training step.
+
+        Args:
+            known: With :meth:`look_ahead`, by table the ids of the next batch, and whether there is one.
+        """
         self.comm.at_step(self.step)
         self.sync_buffers()
+        self.pending.keep_gradients = False  # from here on `zero_grad` may have run
         if not self._accumulating:
             # whatever changed the weights since the last step: rows fetched before it are not trusted
             for table in self.tables:
                 table.forget()
         self._guard.watch()
-        self._update_pending = False
-        self._open_rounds()
-        self.in_step = self.in_training_step = self._inside_training_step = True
+        self.rows.update_pending = False
+        if self.foresight is not None:
+            known = known or ([None] * len(self.tables), True)
+            self.foresight.begin(known, self._optimizers, self.step, self.rows.version, self._dense.fingerprint())
+        self.rows.open_rounds(self.step)
+        self.rows.in_step = self._inside_training_step = True
 
     def end_training_step(self, backward_follows: bool) -> None:
         """Call after the user's training step.
@@ -133,8 +140,9 @@ class Session:
             backward_follows: Automatic optimization: backward will close the rounds. Else they are closed here.
         """
         if not backward_follows:
+            self._leave_forward()
             self._close_rounds()
-        self.in_step = self._inside_training_step = False
+        self.rows.in_step = self._inside_training_step = False
         self._buffers_may_differ = backward_follows
 
     def before_backward(self, synchronise: bool) -> None:
@@ -143,11 +151,15 @@ class Session:
         Args:
             synchronise: False while gradients are accumulated over several batches.
         """
-        self._close_rounds()
-        self.in_training_step = self.in_backward = True
+        self.pending.settle_all(counted=False)  # blocks that the forward pass did not read
+        self._synchronise = synchronise
+        self._leave_forward()
+        if not self.schedule.horizontal:
+            self._close_rounds()
+        self.rows.in_training_step = self.rows.in_backward = True
         self._guard.expect()
         if synchronise:
-            self._dense.begin()
+            self._dense.begin(self._cut if self.schedule.horizontal else None)
 
     def after_backward(self, synchronise: bool) -> None:
         """Call after a backward pass: exchanges what it produced and puts averaged gradients into ``grad``.
@@ -156,26 +168,57 @@ class Session:
             synchronise: As in :meth:`before_backward`.
         """
         self._accumulating = not synchronise
-        self.in_backward = False
+        issued = self._dense.issued()
+        self._close_rounds()
+        if self.foresight is not None:
+            self.foresight.send_early(True, synchronise)
+        self.rows.in_backward = False
         self._guard.arrived(synchronise)
         if synchronise:
-            self._dense.send_rest()
-            parts = (self._gradients, self._replicated)
-            header = [value for part in parts for value in part.header()] + [int(self.wants_stop)]
-            rows = self.comm.gather(torch.tensor(header), f"closing header of step {self.step}").tolist()
-            self.stop_agreed = any([row.pop() for row in rows])
-            size = self._gradients.header_size
-            self._gradients.run([row[:size] for row in rows])
-            self._replicated.run([row[size:] for row in rows])
-            self._replicated_headers = [row[size:] for row in rows]
-            self._dense.finish()
+            self._exchange(issued)
         else:
             self._buffers_may_differ = False
-        self.in_training_step = self._inside_training_step
-        if self.in_training_step:  # manual optimization: more look-ups may follow
-            self._open_rounds()
+        self.rows.in_training_step = self._inside_training_step
+        if self._inside_training_step:  # manual optimization: more look-ups may follow
+            self.rows.open_rounds(self.step)
         else:
-            self._update_pending = synchronise
+            self.rows.update_pending = synchronise
+
+    def _exchange(self, issued: int) -> None:
+        self._dense.send_rest()
+        self.pending.settle_all()
+        parts = (self._gradients, self._replicated)
+        header = [value for part in parts for value in part.header()] + [issued, int(self.wants_stop)]
+        rows = self.comm.gather(torch.tensor(header), f"closing header of step {self.step}").wait().tolist()
+        self.stop_agreed = any([row.pop() for row in rows])
+        # what all ranks had sent when backward ended, at most: the next step's order changes there
+        self._cut = max(row.pop() for row in rows)
+        size = self._gradients.header_size
+        next_rows = self.foresight.next_rows() if self.foresight is not None and self.relaxed else {}
+        late = self._gradients.run([row[:size] for row in rows], next_rows)
+        self._queue.append([exchange.slot for exchange in late])
+        for exchange in late:
+            self._queue.ready(exchange.slot)
+            for part in exchange.parts:
+                self.pending.add(part)
+        if self.foresight is not None:
+            self.foresight.closed(late)
+        self._replicated_headers = [row[size:] for row in rows]
+        self._replicated.run(self._replicated_headers)
+        self._take_dense()
+        self.pending.keep_gradients = True
+
+    def _take_dense(self) -> None:
+        """Puts the averages into ``grad``, or leaves them for whoever reads their parameters next."""
+        # whether this rank waits is its own affair: the AllReduces are on their way
+        defers = self.relaxed and self.schedule.horizontal and not any(map(may_defer, self._optimizers, repeat(1)))
+        for block in self._dense.blocks:
+            if defers and not block.is_done():
+                for parameter in block.parameters:
+                    parameter.grad = None  # the optimizer passes it over
+                self.pending.add(block)
+            else:
+                block.unpack()
 
     def sync_buffers(self, act: Act = Act.STEP) -> None:
         """Gives every rank rank 0's buffers, where DDP would.
@@ -188,13 +231,14 @@ class Session:
 
     def begin_validation(self) -> None:
         """Call before a validation run inside training. Collective."""
+        self.pending.settle_all()
         self.sync_buffers(Act.VALIDATION)
 
     def leave_training_step(self) -> None:
         """Call when the user's training step found that there are no more batches. Collective."""
         act_together(self.comm, Act.DATA_END)
-        self._rounds_are_closed()
-        self.in_step = self._inside_training_step = False
+        self.rows.drop_rounds()
+        self.rows.in_step = self._inside_training_step = False
 
     def watch(self, optimizer: Optimizer) -> None:
         """Learns from now on when an optimizer has changed the tables."""
@@ -209,95 +253,48 @@ class Session:
                     f"The optimizer has stepped, but the gradients of {', '.join(late)} have not been synchronised."
                     " Call `self.manual_backward(loss)` instead of `loss.backward()`."
                 )
+            self.pending.stepped(optimizer)
             self.step += 1
             self.comm.traffic.steps += 1
             for table in tables:
                 table.forget()
-            self._advance()
+            self.rows.advance()
 
+        self._optimizers.append(optimizer)
         self._hooks.append(optimizer.register_step_post_hook(after))
+        self._hooks.append(optimizer.register_state_dict_pre_hook(self._before_optimizer_state))
 
-    def meet(self) -> None:
-        """Call before any other collective: inside a training step the ranks' look-ups come first."""
-        if self.in_training_step and not self.in_backward:
-            self._rounds.meet()
+    def _in_backward(self) -> None:
+        """Called in backward before a dense block leaves."""
+        self._close_rounds()
+        if self.foresight is not None:
+            self.foresight.send_early(False, self._synchronise)
 
-    def _open_rounds(self) -> None:
-        self._rounds.begin_step(self.step, self.version)
-        if self._service is not None:
-            self._service.in_rounds(True)
+    def _leave_forward(self) -> None:
+        self.rows.leave_forward(self._dense.fingerprint())
 
     def _close_rounds(self) -> None:
-        if self.in_training_step:
-            self._rounds.drain(self._dense.fingerprint())
-            self._rounds_are_closed()
+        if self.rows.close_rounds() and self.foresight is not None:
+            self.foresight.forward_is_over()
 
-    def _rounds_are_closed(self) -> None:
-        self._rounds.open = self.in_training_step = False
-        if self._service is not None:
-            self._service.in_rounds(False)
+    def _before_read(self, parameter: Tensor) -> None:
+        """Somebody reads a parameter through its module."""
+        self.pending.settle(parameter)
+        for table in self.tables:
+            if table.parameter is parameter:
+                self._touched(table)
 
-    def _advance(self) -> None:
-        self.version += 1
-        self._update_pending = False
-        if self._service is not None:
-            self._service.advance()
+    def _touched(self, _: ShardedTable) -> None:
+        if self.foresight is not None:
+            self.foresight.moved = True
+
+    def _before_optimizer_state(self, *_: object) -> None:
+        self.pending.settle_all()
 
     def usage(self) -> dict[str, Usage]:
         """What was looked up in the last backward pass' step, by table. Known between that and the optimizer's step."""
         rows = self._replicated.mean_rows(self._replicated_headers)
         return {t.name: usage_of(t) for t in self.tables} | {name: Usage(u, u, 0.0) for name, u in rows.items()}
-
-    # ---- where rows come from (tables.lookup.Source) -------------------------------------------------------------
-
-    def fetch_rows(self, table: ShardedTable, ids_U: Tensor) -> Tensor:
-        """Rows of unique valid ids in full width, [U, D]."""
-        self.check_alive(table)
-        if self.in_training_step:
-            return self._rounds.fetch_rows(table, ids_U)
-        own = table.read(ids_U)
-        if self._service is None:
-            return own
-        if self._update_pending:
-            raise RuntimeError(
-                f"A look-up in table {table.name!r} was made between backward and the optimizer's step, where other"
-                " ranks may have stepped already. Make it in `training_step` or in `on_train_batch_end`."
-            )
-        blocks = self._service.fetch(table.index, table.name, ids_U.cpu(), table.widths, table.parameter.dtype)
-        blocks[self.comm.rank] = own
-        return torch.cat([blocks[r].to(own.device) for r in table.owners()], dim=1)
-
-    def fetch_nothing(self) -> None:
-        """Answers the others, where a look-up needs nothing of them."""
-        self._rounds.join()
-
-    def check_alive(self, table: ShardedTable) -> None:
-        """Raises when training has ended with an exception and left the table sharded."""
-        if self.released:
-            raise RuntimeError(
-                f"Table {table.name!r} is still sharded: the last fit ended with an exception and nothing was gathered"
-                " after it. Build the model anew and load its last checkpoint."
-            )
-
-    def fetch_pooled(self, table: ShardedTable, request: PooledRequest) -> Tensor:
-        """Sums or means of bags in full width, [B, D]."""
-        return self._rounds.fetch_pooled(table, request)
-
-    def refuse(self, table: ShardedTable, bad_id: int) -> None:
-        """Raises IndexError; in a training step on every rank at once."""
-        if self.in_training_step and not self.in_backward:
-            self._rounds.refuse(table, bad_id)
-        self._rounds.raise_bad_id(self.comm.rank, table, bad_id)
-
-    @contextmanager
-    def changing(self, table: ShardedTable) -> Iterator[None]:
-        """A table's weights are loaded anew inside."""
-        self.check_alive(table)
-        if self._service is not None:
-            self._service.change()
-        yield
-        table.forget()
-        self._advance()
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
@@ -310,84 +307,42 @@ class Session:
         Returns:
             The state dict.
         """
-        act_together(self.comm, Act.STATE)
-        shown: dict[int, Tensor] = {}
-        for table in self.tables:
-            full = gather_columns(self.comm, table, table.shard_Vd, to_all)
-            # plain tensors everywhere: what callbacks do with a DTensor on some ranks only would be a collective
-            shown[table.index] = table.shard_Vd if full is None else full
-        self._shown = shown
-        try:
-            # the model's own `state_dict`, overridden or not, sees whole tables as in plain training
-            return self.model.state_dict()
-        finally:
-            self._shown = {}
-
-    def shown(self, table: ShardedTable) -> Tensor:
-        """What a state dict holds for a table: the whole while it is gathered, else a DTensor of this rank's shard."""
-        self.check_alive(table)
-        shown = self._shown.get(table.index)
-        return shard_as_dtensor(table) if shown is None else shown
+        self.pending.settle_all()
+        return self._shards.full_state_dict(to_all)
 
     def full_optimizer_state(self, optimizer: Optimizer, to_all: bool = False) -> dict[str, object]:
         """An optimizer's state dict with whole tables, on rank 0 or on all ranks. Collective."""
-        act_together(self.comm, Act.STATE)
-        return gather_optimizer_state(self.comm, self.tables, optimizer, to_all)
+        self.pending.settle_all()
+        return self._shards.full_optimizer_state(optimizer, to_all)
 
     def unshard(self, optimizers: list[Optimizer]) -> None:
         """Puts whole tables and their optimizer state back, on every rank. Collective."""
-        if self.released:  # the model was given back before
+        if self.rows.released:  # the model was given back before
             return
-        act_together(self.comm, Act.TEARDOWN)
-        for optimizer in optimizers:
-            restore_optimizer(self.comm, self.tables, optimizer)
-        for table in self.tables:
-            full = gather_columns(self.comm, table, table.shard_Vd, to_all=True)
-            assert full is not None
-            table.parameter.grad = None
-            # on the CPU, where Lightning's teardown puts everything: one GPU may not hold the whole
-            table.parameter.data = full
-        self._give_back()
-
-    def _give_back(self) -> None:
+        self.pending.settle_all()
+        self._shards.unshard(optimizers)
         self.release()
-        for spec in self.specs:
-            if spec.place == "sharded":
-                for module in spec.lookups():
-                    give_back(module)
 
     def release(self) -> None:
         """Removes the hooks; the tables stay as they are, and whatever reads them says so."""
-        self.released = True
-        self.in_step = self.in_training_step = self.in_backward = self._inside_training_step = False
+        self.rows.release()
+        self._inside_training_step = False
+        self.pending.drop()
+        self._queue.close()
+        self._gate.remove()
         self._dense.remove_hooks()
         self._guard.remove_hooks()
+        self._shards.remove_hooks()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
 
-    def _shard(self, index: int, spec: TableSpec, wire_dtype: torch.dtype | None) -> ShardedTable:
-        """Turns a whole table into this rank's columns; Parameter and modules keep their identity."""
-        comm, parameter = self.comm, spec.parameter
-        parameter.grad = None
-        _, columns = spec.shape
-        table = ShardedTable(index, spec.name, parameter, spec.sparse, columns, comm.rank, comm.world_size, wire_dtype)
-        self._originals.append(parameter.data)
-        parameter.data = scatter_columns(comm, table, parameter.data)
-        table.forget()
-        handle = TableHandle(table, self)
-        for module in spec.lookups():
-            take_over(module, handle)
-        self._hooks.append(parameter.register_post_accumulate_grad_hook(_refuse_gradient(spec.name)))
-        return table
 
+class _Settle:
+    """Applies what is pending for a table."""
 
-def _refuse_gradient(name: str) -> Callable[[Tensor], None]:
-    def refuse(parameter: Tensor) -> None:
-        raise RuntimeError(
-            f"A gradient reached `{name}.weight` other than through the module's look-up (functional use, or a penalty"
-            " over `parameters()`), but this rank holds only some columns of that table. Keep the table whole:"
-            f" EmbRaceStrategy(tables=['*', '!{name}'])."
-        )
+    def __init__(self, pending: PendingUpdates, parameter: Tensor) -> None:
+        self._pending, self._parameter = pending, parameter
 
-    return refuse
+    def __call__(self) -> None:
+        self._pending.settle(self._parameter)

@@ -15,14 +15,16 @@ from torch.optim import Optimizer
 from lightning_embrace.comm.connect import Connection
 from lightning_embrace.comm.serve import RowService
 from lightning_embrace.comm.traffic import Traffic
-from lightning_embrace.config import EmbRaceConfig, Schedule, StartMethod, WireDtype
+from lightning_embrace.config import EmbRaceConfig, StartMethod, WireDtype
 from lightning_embrace.distributed import DistributedMixin
 from lightning_embrace.namespaces import LIGHTNING, Namespace, other
 from lightning_embrace.optim.check import check_optimizers
 from lightning_embrace.plan import print_plan
 from lightning_embrace.refusals import check_callbacks, check_model, check_trainer
+from lightning_embrace.relaxation import why_not_relaxed
 from lightning_embrace.saving import SavingMixin
 from lightning_embrace.schedule.buffers import broadcast_tensors
+from lightning_embrace.schedule.order import Name, Schedule
 from lightning_embrace.session import Session
 from lightning_embrace.signals import Sigterm
 from lightning_embrace.tables.find import find_tables
@@ -40,7 +42,7 @@ class EmbRaceMixin(SavingMixin, DistributedMixin):
         self,
         *,
         tables: Literal["auto"] | list[str] = "auto",
-        schedule: Schedule = "fifo",
+        schedule: Name = "fifo",
         wire_dtype: WireDtype | None = None,
         process_group_backend: str | None = None,
         timeout: timedelta = _TIMEOUT,
@@ -70,6 +72,7 @@ class EmbRaceMixin(SavingMixin, DistributedMixin):
         self._failed = self._stopping = False
         self._sigterm = Sigterm()
         self._plan_printed = False
+        self._barrier_because: str | None = None
         self._checkpoints: list[str] = []
 
     # ---- setting up and tearing down -------------------------------------------------------------------------------
@@ -101,6 +104,7 @@ class EmbRaceMixin(SavingMixin, DistributedMixin):
                 check_optimizers(self.optimizers, specs)
             for optimizer in self.optimizers:
                 session.watch(optimizer)
+            self._relax(session, trainer)
         else:
             self.model_to_device()
             states = [*self.model.parameters(), *self.model.buffers()]
@@ -115,18 +119,23 @@ class EmbRaceMixin(SavingMixin, DistributedMixin):
         communicator = self._connection.communicator
         communicator.traffic = self.traffic
         self._check_same_model(communicator, self.model)
-        self._session = Session(self.model, specs, communicator, self.config.wire_dtype)
+        schedule = Schedule.of(self.config.schedule)
+        self._session = Session(self.model, specs, communicator, self.config.wire_dtype, schedule)
         if self.world_size > 1:
             self._service = RowService(
                 self.global_rank,
                 self.world_size,
-                self._session.reader(),
+                self._session.rows.reader(),
                 self._connection.control,
                 self.traffic,
                 self.config.timeout,
             )
-            self._session.serve_with(self._service)
+            self._session.rows.service = self._service
         return self._session
+
+    def _relax(self, session: Session, trainer: Any) -> None:
+        self._barrier_because = why_not_relaxed(trainer, self.lightning_module, self.precision_plugin, self.namespace)
+        session.relaxed = self._barrier_because is None
 
     def teardown(self) -> None:
         """Puts whole tables and optimizer states back, unless training ended with an exception."""
@@ -245,7 +254,7 @@ class EmbRaceMixin(SavingMixin, DistributedMixin):
 
     def _before_collective(self) -> None:
         if self._session is not None:
-            self._session.meet()
+            self._session.rows.meet()
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -254,11 +263,11 @@ class EmbRaceMixin(SavingMixin, DistributedMixin):
             if session is None:
                 yield
                 return
-            session.in_step = True
+            session.rows.in_step = True
             try:
                 yield
             finally:
-                session.in_step = False
+                session.rows.in_step = False
 
     # ---- failures --------------------------------------------------------------------------------------------------
 

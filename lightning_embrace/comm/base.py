@@ -26,6 +26,10 @@ class Handle(Protocol):
         """
         ...
 
+    def is_done(self) -> bool:
+        """Whether :meth:`wait` would return, or raise, at once. Never decide by it what to exchange next."""
+        ...
+
 
 class Communicator(Protocol):
     """The collectives that training needs. All ranks issue the same ones in the same order.
@@ -39,21 +43,38 @@ class Communicator(Protocol):
     device: torch.device
     traffic: Traffic
 
-    def gather(self, header_H: Tensor, what: str) -> Tensor:
-        """All-gathers one int64 header of equal length per rank. Returns [N, H] on the CPU."""
+    def gather(self, header_H: Tensor, what: str) -> Handle:
+        """All-gathers one int64 header of equal length per rank; the result is [N, H] on the CPU."""
         ...
 
     def all_to_all(
-        self, send: Tensor, send_splits: Sequence[int], receive_splits: Sequence[int], kind: str, what: str
+        self,
+        send: Tensor,
+        send_splits: Sequence[int],
+        receive_splits: Sequence[int],
+        kind: str,
+        what: str,
+        low_priority: bool = False,
     ) -> Handle:
         """Sends consecutive pieces of a 1-D tensor to the ranks; the result holds their pieces in rank order.
 
-        The own piece travels too (locally) and is part of the result.
+        The own piece travels too (locally) and is part of the result. With ``low_priority`` it takes its place among
+        the AllReduces of that kind.
         """
         ...
 
-    def all_reduce(self, flat: Tensor, kind: str, what: str) -> Handle:
-        """Sums a 1-D tensor over all ranks in place."""
+    def all_reduce(self, flat: Tensor, kind: str, what: str, low_priority: bool = False) -> Handle:
+        """Sums a 1-D tensor over all ranks in place.
+
+        What is urgent and what is not travel on process groups of their own: each keeps its own order.
+        """
+        ...
+
+    def give_way(self, seconds: float) -> None:
+        """Returns when no urgent exchange of bulk is under way on this rank, at the latest after ``seconds``.
+
+        Bounded, because an urgent exchange may wait for a rank that waits for what comes after this call.
+        """
         ...
 
     def broadcast(self, flat: Tensor, kind: str, what: str) -> Handle:
@@ -75,6 +96,10 @@ class Done:
         """Returns the result."""
         return self._result
 
+    def is_done(self) -> bool:
+        """It is."""
+        return True
+
 
 class LocalCommunicator:
     """The world of one rank: everything is already where it belongs."""
@@ -85,19 +110,28 @@ class LocalCommunicator:
         self.device = device or torch.device("cpu")
         self.traffic = Traffic()
 
-    def gather(self, header_H: Tensor, what: str) -> Tensor:
+    def gather(self, header_H: Tensor, what: str) -> Handle:
         """Returns the header as the only row."""
-        return header_H.unsqueeze(0)
+        return Done(header_H.unsqueeze(0))
 
     def all_to_all(
-        self, send: Tensor, send_splits: Sequence[int], receive_splits: Sequence[int], kind: str, what: str
+        self,
+        send: Tensor,
+        send_splits: Sequence[int],
+        receive_splits: Sequence[int],
+        kind: str,
+        what: str,
+        low_priority: bool = False,
     ) -> Handle:
         """Returns what was sent."""
         return Done(send)
 
-    def all_reduce(self, flat: Tensor, kind: str, what: str) -> Handle:
+    def all_reduce(self, flat: Tensor, kind: str, what: str, low_priority: bool = False) -> Handle:
         """Leaves the tensor as it is: a sum over one rank."""
         return Done(flat)
+
+    def give_way(self, seconds: float) -> None:
+        """Nothing is under way."""
 
     def broadcast(self, flat: Tensor, kind: str, what: str) -> Handle:
         """Leaves the tensor as it is."""

@@ -36,6 +36,10 @@ class _Recorded:
         self._events.append(Event("wait", self._what, result.numel()))
         return result
 
+    def is_done(self) -> bool:
+        """It takes place when it is waited for."""
+        return False
+
 
 class TwinCommunicator:
     """Answers as if every other rank were this one's twin and issued the same with the same values.
@@ -60,15 +64,21 @@ class TwinCommunicator:
         """Names of the exchanges issued, in order; of some operations, or of all."""
         return [e.what for e in self.events if e.operation != "wait" and (not operations or e.operation in operations)]
 
-    def gather(self, header_H: Tensor, what: str) -> Tensor:
+    def gather(self, header_H: Tensor, what: str) -> Handle:
         """Every rank has this header."""
         self.events.append(Event("gather", what, header_H.numel()))
         sent = header_H.numel() * header_H.element_size() * (self.world_size - 1)
         self.traffic.add("header", sent, sent)
-        return header_H.repeat(self.world_size, 1)
+        return _Recorded(self.events, lambda: header_H.repeat(self.world_size, 1), what)
 
     def all_to_all(
-        self, send: Tensor, send_splits: Sequence[int], receive_splits: Sequence[int], kind: str, what: str
+        self,
+        send: Tensor,
+        send_splits: Sequence[int],
+        receive_splits: Sequence[int],
+        kind: str,
+        what: str,
+        low_priority: bool = False,
     ) -> Handle:
         """Every rank sends here what this rank sends to itself."""
         assert send.numel() == sum(send_splits)
@@ -80,7 +90,7 @@ class TwinCommunicator:
         self.traffic.add(kind, (send.numel() - own.numel()) * size, received)
         return _Recorded(self.events, lambda: own.repeat(self.world_size), what)
 
-    def all_reduce(self, flat: Tensor, kind: str, what: str) -> Handle:
+    def all_reduce(self, flat: Tensor, kind: str, what: str, low_priority: bool = False) -> Handle:
         """The sum is N times this rank's tensor, in place."""
         self.events.append(Event("all_reduce", what, flat.numel()))
         sent = ring_bytes(flat.numel() * flat.element_size(), self.world_size)
@@ -93,6 +103,9 @@ class TwinCommunicator:
         size = flat.numel() * flat.element_size()
         self.traffic.add(kind, size * (self.world_size - 1) if self.rank == 0 else 0, 0 if self.rank == 0 else size)
         return _Recorded(self.events, lambda: flat, what)
+
+    def give_way(self, seconds: float) -> None:
+        """Nothing is under way."""
 
     def at_step(self, step: int) -> None:
         """Notes the step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -31,18 +32,31 @@ class ExchangeError(RuntimeError):
 class TorchHandle:
     """Waits for a torch.distributed work item in slices, so that a failed peer is noticed while waiting."""
 
-    def __init__(self, work: Any, result: Tensor, control: Control, what: str, on_stream: bool = False) -> None:
+    def __init__(
+        self,
+        work: Any,
+        result: Tensor,
+        control: Control,
+        what: str,
+        on_stream: bool = False,
+        to_cpu: bool = False,
+    ) -> None:
         self._work = work
+        self._to_cpu = to_cpu
         self._result = result
         self._control = control
         self._what = what
         self._on_stream = on_stream
 
+    def is_done(self) -> bool:
+        """Whether :meth:`wait` would return, or raise, at once."""
+        return bool(self._work.is_completed())
+
     def wait(self) -> Tensor:
         """Blocks until done; see :class:`~lightning_embrace.comm.base.Handle`."""
         with torch.profiler.record_function(f"embrace: wait {self._what}"):
             wait_for(self._work, self._control, self._what, on_stream=self._on_stream)
-        return self._result
+        return self._result.cpu() if self._to_cpu else self._result
 
 
 def wait_for(work: Any, control: Control, what: str, *, on_stream: bool = False) -> None:
@@ -137,12 +151,14 @@ class TorchCommunicator:
         # urgent exchanges (rows and their gradients) must not queue behind large AllReduces
         self._sparse = dist.new_group(timeout=timeout, backend=backend, pg_options=_group_options(backend, timeout))
         self._dense = dist.new_group(timeout=timeout, backend=backend)
+        self._urgent: list[Any] = []
+        self._counting = threading.Lock()
 
     def at_step(self, step: int) -> None:
         """Notes the step, for errors."""
         self.control.at_step(step)
 
-    def gather(self, header_H: Tensor, what: str) -> Tensor:
+    def gather(self, header_H: Tensor, what: str) -> Handle:
         """See :class:`~lightning_embrace.comm.base.Communicator`."""
         header_H = header_H.to(self.device)
         gathered_NH = header_H.new_empty(self.world_size, header_H.numel())
@@ -150,11 +166,17 @@ class TorchCommunicator:
             what, dist.all_gather, list(gathered_NH.unbind(0)), header_H, group=self._sparse, async_op=True
         )
         sent = header_H.numel() * header_H.element_size() * (self.world_size - 1)
-        self.traffic.add("header", sent, sent)
-        return self._handle(work, gathered_NH, what).wait().cpu()
+        self._count("header", sent, sent)
+        return self._handle(work, gathered_NH, what, to_cpu=True)
 
     def all_to_all(
-        self, send: Tensor, send_splits: Sequence[int], receive_splits: Sequence[int], kind: str, what: str
+        self,
+        send: Tensor,
+        send_splits: Sequence[int],
+        receive_splits: Sequence[int],
+        kind: str,
+        what: str,
+        low_priority: bool = False,
     ) -> Handle:
         """See :class:`~lightning_embrace.comm.base.Communicator`."""
         assert send.dim() == 1 and send.is_contiguous() and send.numel() == sum(send_splits)
@@ -166,33 +188,42 @@ class TorchCommunicator:
             send,
             list(receive_splits),
             list(send_splits),
-            group=self._sparse,
+            group=self._dense if low_priority else self._sparse,
             async_op=True,
         )
+        if not low_priority:
+            self._urgent = [w for w in self._urgent if not w.is_completed()] + [work]
         size = send.element_size()
-        self.traffic.add(
+        self._count(
             kind,
             (sum(send_splits) - send_splits[self.rank]) * size,
             (sum(receive_splits) - receive_splits[self.rank]) * size,
         )
         return self._handle(work, received, what)
 
-    def all_reduce(self, flat: Tensor, kind: str, what: str) -> Handle:
+    def all_reduce(self, flat: Tensor, kind: str, what: str, low_priority: bool = False) -> Handle:
         """See :class:`~lightning_embrace.comm.base.Communicator`."""
-        work = self._issue(what, dist.all_reduce, flat, group=self._dense, async_op=True)
+        group = self._dense if low_priority else self._sparse
+        work = self._issue(what, dist.all_reduce, flat, group=group, async_op=True)
         sent = ring_bytes(flat.numel() * flat.element_size(), self.world_size)
-        self.traffic.add(kind, sent, sent)
+        self._count(kind, sent, sent)
         return self._handle(work, flat, what)
 
     def broadcast(self, flat: Tensor, kind: str, what: str) -> Handle:
         """See :class:`~lightning_embrace.comm.base.Communicator`."""
-        work = self._issue(what, dist.broadcast, flat, src=0, group=self._dense, async_op=True)
+        work = self._issue(what, dist.broadcast, flat, src=0, group=self._sparse, async_op=True)
         size = flat.numel() * flat.element_size()
         if self.rank == 0:
-            self.traffic.add(kind, size * (self.world_size - 1), 0)
+            self._count(kind, size * (self.world_size - 1), 0)
         else:
-            self.traffic.add(kind, 0, size)
+            self._count(kind, 0, size)
         return self._handle(work, flat, what)
+
+    def give_way(self, seconds: float) -> None:
+        """See :class:`~lightning_embrace.comm.base.Communicator`."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and any(not work.is_completed() for work in self._urgent):
+            time.sleep(_POLL_SECONDS / 2)
 
     def close(self) -> None:
         """Gives the process groups back. Call it when no exchange is under way on any rank."""
@@ -205,8 +236,12 @@ class TorchCommunicator:
         break_group(self._sparse)
         break_group(self._dense)
 
-    def _handle(self, work: Any, result: Tensor, what: str) -> TorchHandle:
-        return TorchHandle(work, result, self.control, what, self._on_stream)
+    def _count(self, kind: str, sent: int, received: int) -> None:
+        with self._counting:  # low-priority exchanges are issued by a thread of their own
+            self.traffic.add(kind, sent, received)
+
+    def _handle(self, work: Any, result: Tensor, what: str, to_cpu: bool = False) -> TorchHandle:
+        return TorchHandle(work, result, self.control, what, self._on_stream, to_cpu)
 
     def _issue(self, what: str, operation: Any, *args: Any, **kwargs: Any) -> Any:
         self.control.check()

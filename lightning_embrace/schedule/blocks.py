@@ -1,4 +1,4 @@
-"""Groups dense parameters into the blocks that are AllReduced together. Pure functions."""
+"""Groups dense parameters into blocks, and orders their chunks on the wire. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from typing import NamedTuple
 
 import torch
 
-#: a block's size: large enough for bandwidth, small enough to start during backward
+#: a block's largest size: large enough for bandwidth, small enough to start during backward
 BLOCK_BYTES = 25 << 20
+#: neighbours smaller than this share a block: an exchange costs latency
+SMALL_BYTES = 1 << 20
+#: what travels at once: small enough that an urgent exchange soon has the link to itself
+CHUNK_BYTES = 4 << 20
 
 
 class Member(NamedTuple):
@@ -19,19 +23,33 @@ class Member(NamedTuple):
     dtype: torch.dtype
 
 
-def plan_blocks(members: Sequence[Member], block_bytes: int = BLOCK_BYTES) -> list[list[int]]:
-    """Groups parameters in the order in which backward reaches them: last registered first.
+def layer_of(name: str) -> str:
+    """The part of a model that a parameter belongs to: an element of a ModuleList or Sequential, else its module.
+
+    ``"encoder.layers.3.linear1.weight"`` → ``"encoder.layers.3"``, ``"lstm.weight_ih_l0"`` → ``"lstm"``.
+    """
+    path = name.split(".")[:-1]
+    first = next((k for k, part in enumerate(path) if part.isdigit()), len(path))
+    return ".".join(path[: first + 1])
+
+
+def plan_blocks(
+    members: Sequence[Member], block_bytes: int = BLOCK_BYTES, small_bytes: int = SMALL_BYTES
+) -> list[list[int]]:
+    """Groups parameters by layer, in the order in which backward reaches them: last registered first.
 
     ```
-    registered   a (10 MB)   b (10 MB)   c (10 MB)   d (40 MB)
-    blocks       [d]  [c, b]  [a]            with block_bytes = 25 MB
+    registered   a.w (10 MB)   b.w (10 MB)   b.v (0.2 MB)   c.w (0.1 MB)   d.w (40 MB)
+    blocks       [d.w]  [c.w, b.v, b.w]  [a.w]            with block_bytes = 25 MB, small_bytes = 1 MB
     ```
 
-    A block holds one dtype and at most ``block_bytes``, unless a single parameter is larger.
+    A block holds one dtype and at most ``block_bytes``, unless a single parameter is larger. It ends with its layer,
+    unless it is smaller than ``small_bytes`` by then.
 
     Args:
         members: The parameters in registration order.
         block_bytes: Largest size of a block.
+        small_bytes: Size from which a block ends with its layer.
 
     Returns:
         Indices into ``members``, block by block.
@@ -40,11 +58,33 @@ def plan_blocks(members: Sequence[Member], block_bytes: int = BLOCK_BYTES) -> li
     size = 0
     for index in reversed(range(len(members))):
         member = members[index]
-        fits = bool(blocks) and members[blocks[-1][-1]].dtype == member.dtype and size + member.nbytes <= block_bytes
-        if fits:
-            blocks[-1].append(index)
-            size += member.nbytes
-        else:
-            blocks.append([index])
-            size = member.nbytes
+        if blocks:
+            before = members[blocks[-1][-1]]
+            fits = before.dtype == member.dtype and size + member.nbytes <= block_bytes
+            if fits and (size < small_bytes or layer_of(before.name) == layer_of(member.name)):
+                blocks[-1].append(index)
+                size += member.nbytes
+                continue
+        blocks.append([index])
+        size = member.nbytes
     return blocks
+
+
+def issue_order(chunks: Sequence[int], cut: int | None) -> list[tuple[int, int]]:
+    """In which order the chunks of all blocks go on the wire (paper, section 4.2.1).
+
+    During backward, first come, first served: that is the order of the blocks. What backward leaves behind goes in the
+    order in which the next forward pass needs it: the last block first. Where the one ends and the other begins is
+    agreed between the ranks beforehand.
+
+    Args:
+        chunks: How many chunks each block has, in backward order.
+        cut: How many chunks go first come, first served; None: all.
+
+    Returns:
+        (block, chunk) for every chunk, each once.
+    """
+    arriving = [(block, chunk) for block, count in enumerate(chunks) for chunk in range(count)]
+    if cut is None:
+        return arriving
+    return arriving[:cut] + sorted(arriving[cut:], key=lambda place: (-place[0], place[1]))

@@ -1,30 +1,61 @@
-"""AllReduce of the dense parameters' gradients, block by block, started during backward in one fixed order."""
+"""AllReduce of the dense parameters' gradients, block by block, started during backward in one order on all ranks."""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from lightning_embrace.comm.base import Communicator, Handle
-from lightning_embrace.schedule.blocks import Member, plan_blocks
+from lightning_embrace.comm.queue import Slot
+from lightning_embrace.schedule.blocks import CHUNK_BYTES, Member, issue_order, plan_blocks
 
 
-class _Block:
+class Queue(Protocol):
+    """Where exchanges wait for their turn, see :class:`~lightning_embrace.comm.queue.LowPriorityQueue`."""
+
+    def append(self, slots: Iterable[Slot]) -> None:
+        """Adds slots at the end."""
+        ...
+
+    def ready(self, slot: Slot) -> None:
+        """The data of a slot are there."""
+        ...
+
+
+class Block:
     """Parameters that travel together, in one flat buffer with a used-flag per parameter behind the gradients."""
+
+    #: a late block's gradient is the only one that its optimizer's step sees
+    counted = False
 
     def __init__(self, name: str, parameters: list[nn.Parameter]) -> None:
         self.name = name
         self.parameters = parameters
         #: ids of the parameters whose gradient is still to come in this backward pass
         self.waiting: set[int] = set()
-        self.handle: Handle | None = None
+        self.packed = False
+        self.slots: list[Slot] = []
         count = sum(p.numel() for p in parameters)
         self.flat = torch.zeros(count + len(parameters), dtype=parameters[0].dtype, device=parameters[0].device)
         pieces = self.flat[:count].split([p.numel() for p in parameters])
         self.views = [piece.view(p.shape) for piece, p in zip(pieces, parameters)]
         self.flags = self.flat[count:]
+
+    def open(self, comm: Communicator, chunk_bytes: int) -> int:
+        """Makes the slots of one backward pass; returns how many."""
+        chunks = self.flat.split(max(1, chunk_bytes // self.flat.element_size()))
+        self.slots = [Slot(self._send(comm, chunk, k, len(chunks))) for k, chunk in enumerate(chunks)]
+        self.waiting = {id(p) for p in self.parameters}
+        self.packed = False
+        return len(self.slots)
+
+    def _send(self, comm: Communicator, chunk: Tensor, number: int, count: int) -> _Send:
+        part = "" if count == 1 else f", part {number + 1} of {count}"
+        return _Send(comm, chunk, f"gradients of {self.name}{part}")
 
     @torch.no_grad()
     def pack(self, world_size: int) -> None:
@@ -41,18 +72,38 @@ class _Block:
             torch._foreach_copy_(targets, [p.grad for p in self.parameters if p.grad is not None])
             torch._foreach_div_(targets, world_size)  # before the sum, as DDP does: fp16 must not overflow
         self.flags.copy_(torch.tensor(used, dtype=self.flags.dtype))
+        self.packed = True
+
+    def is_done(self) -> bool:
+        """Whether the averages are there."""
+        return all(slot.is_done() for slot in self.slots)
+
+    def gradients(self) -> list[Tensor | None]:
+        """Waits for the averages; None for a parameter that no rank used. Views: copy what is to stay."""
+        for slot in self.slots:
+            slot.wait()
+        return [view if flag != 0 else None for view, flag in zip(self.views, self.flags.tolist())]
 
     @torch.no_grad()
     def unpack(self) -> None:
         """Puts the averaged gradients back; a parameter that no rank used keeps ``grad=None``."""
-        used = [flag != 0 for flag in self.flags.tolist()]
-        grads: list[Tensor] = []
-        for p, flag in zip(self.parameters, used):
-            if flag:
-                p.grad = torch.empty_like(p) if p.grad is None else p.grad
-                grads.append(p.grad)
+        averages = self.gradients()
+        for p, average in zip(self.parameters, averages):
+            if average is not None and p.grad is None:
+                p.grad = torch.empty_like(p)
+        grads = [p.grad for p, average in zip(self.parameters, averages) if average is not None and p.grad is not None]
         if grads:
-            torch._foreach_copy_(grads, [v for v, flag in zip(self.views, used) if flag])
+            torch._foreach_copy_(grads, [average for average in averages if average is not None])
+
+
+class _Send:
+    """Starts one chunk's AllReduce."""
+
+    def __init__(self, comm: Communicator, chunk: Tensor, what: str) -> None:
+        self._comm, self._chunk, self._what = comm, chunk, what
+
+    def __call__(self) -> Handle:
+        return self._comm.all_reduce(self._chunk, "dense", self._what, low_priority=True)
 
 
 class DenseSync:
@@ -63,51 +114,69 @@ class DenseSync:
 
     Args:
         comm: Carries the AllReduces.
+        queue: Where they wait for their turn.
         parameters: The dense parameters by name, in registration order.
+        chunk_bytes: What travels at once.
+        before_launch: Called in backward before a block leaves.
     """
 
-    def __init__(self, comm: Communicator, parameters: dict[str, nn.Parameter]) -> None:
+    def __init__(
+        self,
+        comm: Communicator,
+        queue: Queue,
+        parameters: dict[str, nn.Parameter],
+        chunk_bytes: int = CHUNK_BYTES,
+        before_launch: Callable[[], None] = lambda: None,
+    ) -> None:
         self._comm = comm
+        self._queue = queue
         self._parameters = parameters
-        self._plans: dict[tuple[str, ...], list[_Block]] = {}
-        self._blocks: list[_Block] = []
-        self._block_of: dict[int, _Block] = {}
+        self._chunk_bytes = chunk_bytes
+        self._before_launch = before_launch
+        self._plans: dict[tuple[str, ...], list[Block]] = {}
+        self.blocks: list[Block] = []
+        self._block_of: dict[int, Block] = {}
         self._hooks: dict[str, torch.utils.hooks.RemovableHandle] = {}
-        self._launched = 0
         self._open = False
 
     def fingerprint(self) -> int:
         """A number that is equal on ranks that will AllReduce the same blocks."""
         return zlib.crc32("\n".join(self._trained()).encode())
 
-    def begin(self) -> None:
-        """Call before a backward pass whose gradients are to be synchronised."""
+    def begin(self, cut: int | None = None) -> None:
+        """Call before a backward pass whose gradients are to be synchronised.
+
+        Args:
+            cut: See :func:`~lightning_embrace.schedule.blocks.issue_order`; the same on every rank.
+        """
         names = self._trained()
         if names not in self._plans:
             self._plans[names] = self._plan(names)
-        self._blocks = self._plans[names]
-        self._block_of = {id(p): b for b in self._blocks for p in b.parameters}
+        self.blocks = self._plans[names]
+        self._block_of = {id(p): b for b in self.blocks for p in b.parameters}
         for name in names:
             if name not in self._hooks:
                 hook = self._parameters[name].register_post_accumulate_grad_hook(self._ready)
                 self._hooks[name] = hook
-        for block in self._blocks:
-            block.waiting = {id(p) for p in block.parameters}
-        self._launched = 0
+        counts = [block.open(self._comm, self._chunk_bytes) for block in self.blocks]
+        if counts:
+            self._queue.append([self.blocks[b].slots[c] for b, c in issue_order(counts, cut)])
         self._open = True
+
+    def issued(self) -> int:
+        """How many chunks have gone on the wire since :meth:`begin`."""
+        return sum(slot.issued for block in self.blocks for slot in block.slots)
 
     def send_rest(self) -> None:
         """Call after the backward pass: sends the blocks that hold parameters it did not reach."""
         self._open = False
-        while self._launched < len(self._blocks):
-            self._launch(self._blocks[self._launched])
+        for block in self.blocks:
+            if not block.packed:
+                self._launch(block)
 
     def finish(self) -> None:
         """Waits for all blocks and puts the averages into ``grad``."""
-        for block in self._blocks:
-            assert block.handle is not None
-            block.handle.wait()
-            block.handle = None
+        for block in self.blocks:
             block.unpack()
 
     def remove_hooks(self) -> None:
@@ -119,27 +188,27 @@ class DenseSync:
     def _trained(self) -> tuple[str, ...]:
         return tuple(name for name, p in self._parameters.items() if p.requires_grad)
 
-    def _plan(self, names: tuple[str, ...]) -> list[_Block]:
+    def _plan(self, names: tuple[str, ...]) -> list[Block]:
         parameters = [self._parameters[name] for name in names]
         members = [Member(n, p.numel() * p.element_size(), p.dtype) for n, p in zip(names, parameters)]
-        return [_Block(f"block {k}", [parameters[i] for i in b]) for k, b in enumerate(plan_blocks(members))]
+        return [Block(f"block {k}", [parameters[i] for i in b]) for k, b in enumerate(plan_blocks(members))]
 
     def _ready(self, parameter: Tensor) -> None:
         if not self._open:
             return
         block = self._block_of[id(parameter)]
-        if block.handle is not None:
+        if block.packed:
             name = next(n for n, p in self._parameters.items() if p is parameter)
             raise RuntimeError(
                 f"The gradient of {name!r} changed after it was sent: the backward pass reached the parameter more than"
                 " once, as reentrant activation checkpointing does. Use `checkpoint(..., use_reentrant=False)`."
             )
         block.waiting.discard(id(parameter))
-        # one fixed order on all ranks: a block waits for those before it
-        while self._launched < len(self._blocks) and not self._blocks[self._launched].waiting:
-            self._launch(self._blocks[self._launched])
+        if not block.waiting:
+            self._before_launch()
+            self._launch(block)
 
-    def _launch(self, block: _Block) -> None:
+    def _launch(self, block: Block) -> None:
         block.pack(self._comm.world_size)
-        block.handle = self._comm.all_reduce(block.flat, "dense", f"gradients of {block.name}")
-        self._launched += 1
+        for slot in block.slots:
+            self._queue.ready(slot)

@@ -1,18 +1,22 @@
-"""The one gradient exchange that closes a backward pass: AlltoAll (2) of the paper's section 4.1.
+"""The gradient exchange that closes a backward pass: AlltoAll (2) of the paper's section 4.1.
 
 Every rank sends the gradient rows it collected, column by column, to the owners. Ids do not travel again: an owner
-knows what each rank asked of it, in which order.
+knows what each rank asked of it, in which order. Rows that nobody looks up in the next step may travel later.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lightning_embrace.comm.base import Communicator
+from lightning_embrace.tables.delayed import DelayedRows, LateExchange
+from lightning_embrace.tables.packing import Counts, pack, unpack
 from lightning_embrace.tables.request import PooledRequest
+from lightning_embrace.tables.split import prior_rows
 from lightning_embrace.tables.table import ShardedTable
 
 
@@ -23,6 +27,7 @@ class _Field(NamedTuple):
     touched: int
     fetched: int
     pooled_bits: int
+    clean: int
 
 
 class GradientExchange:
@@ -46,23 +51,33 @@ class GradientExchange:
         """This rank's part of the closing header."""
         fields: list[int] = []
         for table in self._tables:
-            window = table.window
-            fields += _Field(int(window.used), window.touched_count(), len(window), window.pooled_bits())
+            window, clean = table.window, int(table.parameter.grad is None)
+            fields += _Field(int(window.used), window.touched_count(), len(window), window.pooled_bits(), clean)
         return fields
 
-    def run(self, headers: list[list[int]]) -> None:
+    def run(self, headers: list[list[int]], next_rows: Mapping[int, Tensor]) -> list[LateExchange]:
         """Exchanges and averages. Collective.
 
         Args:
             headers: Every rank's :meth:`header`.
+            next_rows: By table whose update may come in parts, all rows that any rank looks up in the next step.
+
+        Returns:
+            Exchanges of delayed rows, which the low-priority queue is to carry.
         """
         size = len(_Field._fields)
         fields = [[_Field(*row[i : i + size]) for i in range(0, len(row), size)] for row in headers]
         mine = self._take(fields[self._comm.rank])
         masks = self._exchange_masks(fields, [m[0] for m in mine])
+        late = self._late(fields, masks, next_rows)
+        exchanges = []
         for dtype in sorted({t.row_dtype for t in self._tables}, key=str):
             group = [t for t in self._tables if t.row_dtype == dtype]
-            self._exchange_group(group, fields, mine, masks)
+            self._exchange_group(group, fields, mine, masks, late)
+            delayed = [t for t in group if t.index in late]
+            if delayed:
+                exchanges.append(self._delay(delayed, mine, late))
+        return exchanges
 
     def _take(self, fields: list[_Field]) -> list[tuple[Tensor, list[Tensor]]]:
         """Per table the mask of touched rows and the gradients to send: rows, then pooled requests."""
@@ -100,37 +115,75 @@ class GradientExchange:
                 masks[r, table.index] = mask.bool()
         return masks
 
+    def _late(
+        self,
+        fields: list[list[_Field]],
+        masks: dict[tuple[int, int], Tensor],
+        next_rows: Mapping[int, Tensor],
+    ) -> dict[int, list[tuple[Tensor, Tensor]]]:
+        """By table that is split, for each rank the ids of its gradient rows and the mask of the delayed ones.
+
+        A table is split when some rank used it, and when nothing was left in ``grad`` before on any.
+        """
+        late: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        for index, rows in next_rows.items():
+            by_rank = [row[index] for row in fields]
+            if any(f.used for f in by_rank) and all(f.clean for f in by_rank):
+                ids = [self._touched_ids(self._tables[index], r, f, masks) for r, f in enumerate(by_rank)]
+                late[index] = [(i, ~prior_rows(i, rows)) for i in ids]
+        return late
+
+    def _touched_ids(
+        self, table: ShardedTable, rank: int, field: _Field, masks: dict[tuple[int, int], Tensor]
+    ) -> Tensor:
+        """Rows for which a rank has a gradient; a rank without columns (D < N) knows its own only."""
+        ids_U = table.asked_ids(rank)
+        if not field.used or (rank != self._comm.rank and table.widths[self._comm.rank] == 0):
+            return ids_U[:0]
+        mask = masks.get((rank, table.index))
+        return ids_U if mask is None else ids_U[mask]
+
     def _exchange_group(
         self,
         group: list[ShardedTable],
         fields: list[list[_Field]],
         mine: list[tuple[Tensor, list[Tensor]]],
         masks: dict[tuple[int, int], Tensor],
+        late: dict[int, list[tuple[Tensor, Tensor]]],
     ) -> None:
-        """Exchanges the gradients of all tables of one wire dtype together."""
+        """Exchanges the gradients of all tables of one wire dtype together, without the delayed rows."""
         me, ranks = self._comm.rank, range(self._comm.world_size)
-        pieces = [
-            grad[:, slice(*table.ranges[r])].reshape(-1).to(table.row_dtype)
-            for r in ranks
-            for table in group
-            for grad in mine[table.index][1]
-        ]
-        sends = [sum(g.shape[0] * t.widths[r] for t in group for g in mine[t.index][1]) for r in ranks]
-        counts = {(r, t.index): self._row_counts(t, r, fields[r][t.index]) for r in ranks for t in group}
-        wanted = [sum(sum(counts[r, t.index]) * t.widths[me] for t in group) for r in ranks]
-        send = torch.cat(pieces) if pieces else torch.empty(0, dtype=group[0].row_dtype, device=self._comm.device)
+        grads = {t.index: list(mine[t.index][1]) for t in group}
+        counts: Counts = {(r, t.index): self._row_counts(t, r, fields[r][t.index]) for r in ranks for t in group}
+        for t in group:
+            for r, (_, delayed_T) in enumerate(late.get(t.index, [])):
+                if counts[r, t.index]:
+                    counts[r, t.index][0] -= int(delayed_T.sum())
+            if t.index in late and grads[t.index]:
+                grads[t.index][0] = grads[t.index][0][~late[t.index][me][1]]
+        send, sends, wanted = pack(self._comm, group, grads, counts)
         names = ", ".join(t.name for t in group)
         received = self._comm.all_to_all(send, sends, wanted, "grads", f"gradient rows of {names}").wait()
-        blocks: dict[tuple[int, int], list[Tensor]] = {}
-        for r, piece in zip(ranks, received.split(wanted)):
-            sizes = [n * t.widths[me] for t in group for n in counts[r, t.index]]
-            parts = iter(piece.split(sizes))
-            for t in group:
-                blocks[r, t.index] = [next(parts).view(n, t.widths[me]) for n in counts[r, t.index]]
+        blocks = unpack(received, group, counts, me, wanted)
         for table in group:
             if any(fields[r][table.index].used for r in ranks):
-                parts_of = [self._place(table, r, fields[r], blocks[r, table.index], masks) for r in ranks]
+                parts_of = [self._place(table, r, fields[r], blocks[r, table.index], masks, late) for r in ranks]
                 self._set_gradient(table, [p for part in parts_of for p in part])
+
+    def _delay(
+        self,
+        group: list[ShardedTable],
+        mine: list[tuple[Tensor, list[Tensor]]],
+        late: dict[int, list[tuple[Tensor, Tensor]]],
+    ) -> LateExchange:
+        me, comm = self._comm.rank, self._comm
+        grads = {t.index: [mine[t.index][1][0][late[t.index][me][1]]] if mine[t.index][1] else [] for t in group}
+        ids = {(r, t.index): i[mask] for t in group for r, (i, mask) in enumerate(late[t.index])}
+        counts: Counts = {place: [i.numel()] for place, i in ids.items()}
+        if any(not grads[t.index] for t in group):
+            grads = {t.index: grads[t.index] or [t.window.rows_UD[:0]] for t in group}
+        send, sends, wanted = pack(comm, group, grads, counts)
+        return LateExchange(comm, send, sends, wanted, [DelayedRows(t, ids, comm.world_size) for t in group], counts)
 
     @staticmethod
     def _row_counts(table: ShardedTable, rank: int, field: _Field) -> list[int]:
@@ -139,13 +192,14 @@ class GradientExchange:
             return []
         return [field.touched, *(request.sizes_B.numel() for request in _pooled(table, rank, field))]
 
-    @staticmethod
     def _place(
+        self,
         table: ShardedTable,
         rank: int,
         fields: list[_Field],
         blocks: list[Tensor],
         masks: dict[tuple[int, int], Tensor],
+        late: dict[int, list[tuple[Tensor, Tensor]]],
     ) -> list[tuple[Tensor, Tensor]]:
         """Pairs the received gradient pieces with their row ids."""
         field = fields[table.index]
@@ -154,9 +208,10 @@ class GradientExchange:
         if blocks[0].shape[1] == 0:  # this rank owns no columns (D < N) and was never told the ids
             empty = torch.empty(0, dtype=torch.int64, device=blocks[0].device)
             return [(empty, blocks[0][:0])]
-        ids_U = table.asked_ids(rank)
-        mask = masks.get((rank, table.index))
-        placed = [(ids_U if mask is None else ids_U[mask], blocks[0])]
+        ids_T = self._touched_ids(table, rank, field, masks)
+        if table.index in late:
+            ids_T = ids_T[~late[table.index][rank][1]]
+        placed = [(ids_T, blocks[0])]
         for request, grad_Bd in zip(_pooled(table, rank, field), blocks[1:]):
             placed.append((request.ids_L, request.row_gradients(grad_Bd.to(table.parameter.dtype))))
         return placed

@@ -5,7 +5,8 @@ does not fit theirs, so that all of them raise instead of exchanging tensors tha
 
 | field | meaning |
 |---|---|
-| op | END, MEET, NONE, ROWS, POOL (bags) or BAD (an id out of range), see `rounds`; ACT: outside of steps |
+| op | END, MEET, NONE, ROWS, POOL (bags) or BAD (an id out of range), see `rounds`; AHEAD: a step begins, see `ahead`;
+ACT: outside of steps |
 | table | the table's index; ACT: which one |
 | ids | number of ids asked for |
 | bags | POOL: number of bags |
@@ -14,7 +15,7 @@ does not fit theirs, so that all of them raise instead of exchanging tensors tha
 | version | how often the rank's tables have changed, checked for equality |
 | plan | fingerprint of the dense blocks, checked for equality at END |
 
-In ACT the fields behind its number are words of the act's own.
+In ACT the fields behind its number are words of the act's own, in AHEAD all but the version and the plan.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from enum import IntEnum
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from lightning_embrace.comm.base import Communicator
 from lightning_embrace.comm.torch_backend import ExchangeError
 
-END, ROWS, POOL, BAD, MEET, NONE, ACT = range(7)
+END, ROWS, POOL, BAD, MEET, NONE, ACT, AHEAD = range(8)
 ASKING = (ROWS, POOL)
 
 
@@ -91,8 +93,12 @@ def gather_headers(comm: Communicator, mine: Header, what: str) -> list[Header]:
     Raises:
         RuntimeError: Some ranks act outside steps, and others do not, or otherwise.
     """
-    gathered = comm.gather(torch.tensor(mine), f"header of {what}")
-    headers = [Header(*row) for row in gathered.tolist()]
+    return read_headers(comm.gather(torch.tensor(mine), f"header of {what}").wait())
+
+
+def read_headers(gathered_NH: Tensor) -> list[Header]:
+    """What :func:`gather_headers` makes of the ranks' headers once they are there."""
+    headers = [Header(*row) for row in gathered_NH.tolist()]
     if len({h.table if h.op == ACT else None for h in headers}) > 1:
         acts = [Act(h.table) if h.op == ACT else "is in a training step" for h in headers]
         where = ", ".join(f"rank {rank} {act}" for rank, act in enumerate(acts))

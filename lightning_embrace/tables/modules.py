@@ -29,7 +29,8 @@ class _Sharded(nn.Module):
     def _handle(self) -> TableHandle:
         """The way to the rows, if the weight is still the one that was sharded."""
         handle = self._embrace
-        if self._parameters["weight"] is not handle.table.parameter:
+        # past the gate that watches whoever else reads the weight
+        if dict.get(self._parameters, "weight") is not handle.table.parameter:
             raise RuntimeError(
                 f"`{handle.table.name}.weight` was replaced by another tensor (functional_call, or an assignment) while"
                 " the table is sharded, and a look-up would not see it. Keep the table whole:"

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_embrace.comm.base import Communicator
-from lightning_embrace.tables.headers import ASKING, BAD, END, MEET, NONE, POOL, ROWS, Header, gather_headers
+from lightning_embrace.comm.base import Communicator, Handle
+from lightning_embrace.tables.headers import ASKING, BAD, END, MEET, NONE, POOL, ROWS, Header, read_headers
 from lightning_embrace.tables.request import PooledRequest
 from lightning_embrace.tables.table import ShardedTable
 
@@ -36,6 +36,8 @@ class LookupRounds:
         self._round = 0
         self._step = self._version = 0
         self._quiet = False
+        self._last = Header()
+        self._said: tuple[Handle, str] | None = None
         #: the ranks look up and answer; closed when all have left their forward pass
         self.open = False
 
@@ -115,14 +117,23 @@ class LookupRounds:
             " look-up."
         )
 
-    def drain(self, plan: int) -> None:
-        """Answers the others until every rank has left its forward pass. Collective.
+    def leave(self, plan: int) -> None:
+        """Tells the others that this rank has left its forward pass; :meth:`finish` must follow.
 
         Args:
             plan: Fingerprint of what this rank will AllReduce next; must be equal on all ranks.
         """
-        self._answer_until_quiet(Header(version=self._version, plan=plan))
         self.open = False
+        self._last = Header(version=self._version, plan=plan)
+        self._said = self._say(self._last)
+
+    def finish(self) -> None:
+        """Answers the others until every rank has left its forward pass. Collective."""
+        assert self._said is not None
+        self._quiet = False
+        while not self._quiet:
+            self._answer(self._last, None, *(self._said or self._say(self._last)))
+            self._said = None
 
     def meet(self) -> None:
         """Answers the others until every rank is about to enter the same other collective. Collective."""
@@ -135,9 +146,15 @@ class LookupRounds:
             self._run(mine, None)
 
     def _run(self, mine: Header, payload: Tensor | None) -> Tensor | None:
+        return self._answer(mine, payload, *self._say(mine))
+
+    def _say(self, mine: Header) -> tuple[Handle, str]:
         what = f"round {self._round} of step {self._step}"
         self._round += 1
-        headers = gather_headers(self._comm, mine, what)
+        return self._comm.gather(torch.tensor(mine), f"header of {what}"), what
+
+    def _answer(self, mine: Header, payload: Tensor | None, said: Handle, what: str) -> Tensor | None:
+        headers = read_headers(said.wait())
         self._check(headers)
         self._quiet = all(h.op in (END, MEET) for h in headers)
         if not any(h.op in ASKING for h in headers):
@@ -181,7 +198,7 @@ class LookupRounds:
 
     def _exchange_answers(self, headers: list[Header], what: str) -> Tensor | None:
         me, comm = self._comm.rank, self._comm
-        pieces = [self._answer(r, h) if self._owns(h, me) else self._no_bytes() for r, h in enumerate(headers)]
+        pieces = [self._rows_for(r, h) if self._owns(h, me) else self._no_bytes() for r, h in enumerate(headers)]
         mine = headers[me]
         wanted = [0] * comm.world_size
         if mine.op in ASKING:
@@ -228,7 +245,7 @@ class LookupRounds:
             weights = piece[n_ids + 4 * header.bags :].clone().view(table.parameter.dtype)
         table.asked_pooled[rank].append(PooledRequest(ids, sizes, weights, bool(header.mode & 1)))
 
-    def _answer(self, rank: int, header: Header) -> Tensor:
+    def _rows_for(self, rank: int, header: Header) -> Tensor:
         table = self._tables[header.table]
         if header.op == ROWS:
             answer = table.read(table.asked[rank][-1])

@@ -72,7 +72,7 @@ def gather_columns(comm: Communicator, table: ShardedTable, shard_Vd: Tensor, to
 def _gather_sparse(comm: Communicator, table: ShardedTable, shard: Tensor, to_all: bool) -> Tensor | None:
     """A sparse state (SGD's momentum of a sparse table) has the same row ids on every rank that owns columns."""
     shard = shard.coalesce()
-    count = int(comm.gather(torch.tensor([shard.indices().shape[1]]), f"rows of {table.name}")[0])
+    count = int(comm.gather(torch.tensor([shard.indices().shape[1]]), f"rows of {table.name}").wait()[0])
     takers = list(range(comm.world_size)) if to_all else [0]
     ids = shard.indices()[0].to(comm.device).repeat(len(takers) if comm.rank == 0 else 0)
     sends = [count if comm.rank == 0 and r in takers else 0 for r in range(comm.world_size)]

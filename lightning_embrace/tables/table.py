@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -48,10 +50,13 @@ class ShardedTable:
         self.asked: list[list[Tensor]] = [[] for _ in range(world_size)]
         self.asked_pooled: list[list[PooledRequest]] = [[] for _ in range(world_size)]
         self.window = Window(parameter.new_empty(0, columns, requires_grad=False))
+        #: applies the update that is pending for the table, if there is one
+        self.settle: Callable[[], None] = lambda: None
 
     @property
     def shard_Vd(self) -> Tensor:
         """This rank's columns, detached."""
+        self.settle()
         return self.parameter.detach()
 
     @property
@@ -71,6 +76,10 @@ class ShardedTable:
     def read(self, ids_U: Tensor) -> Tensor:
         """This rank's columns of some rows, [U, d]."""
         return self.shard_Vd.index_select(0, ids_U)
+
+    def read_settled(self, ids_U: Tensor) -> Tensor:
+        """The same for rows that no pending update will move."""
+        return self.parameter.detach().index_select(0, ids_U)
 
     def forget(self) -> None:
         """The rows have changed (optimizer step, loaded checkpoint): fetched ones are stale."""

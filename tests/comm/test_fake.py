@@ -20,7 +20,7 @@ def test_an_exchange_takes_place_when_it_is_waited_for() -> None:
 
 def test_others_are_twins() -> None:
     comm = TwinCommunicator(2, rank=1)
-    assert comm.gather(torch.tensor([4, 5]), "header").tolist() == [[4, 5], [4, 5]]
+    assert comm.gather(torch.tensor([4, 5]), "header").wait().tolist() == [[4, 5], [4, 5]]
     sent = torch.tensor([1.0, 2.0, 3.0])
     assert comm.all_to_all(sent, [1, 2], [2, 2], "rows", "rows").wait().tolist() == [2, 3, 2, 3]
     assert comm.broadcast(sent, "setup", "weights").wait() is sent

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_embrace.schedule.blocks import BLOCK_BYTES, Member, plan_blocks
+from lightning_embrace.schedule.blocks import (
+    BLOCK_BYTES,
+    SMALL_BYTES,
+    Member,
+    issue_order,
+    layer_of,
+    plan_blocks,
+)
 
 MB = 1 << 20
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -16,12 +24,37 @@ MEMBERS = st.lists(st.builds(Member, st.just("p"), st.integers(0, 60), st.sample
 
 
 def test_the_table_in_the_docstring() -> None:
-    members = [
-        Member(name, megabytes * MB, torch.float32) for name, megabytes in (("a", 10), ("b", 10), ("c", 10), ("d", 40))
-    ]
-    blocks = plan_blocks(members, block_bytes=25 * MB)
-    assert [[members[i].name for i in block] for block in blocks] == [["d"], ["c", "b"], ["a"]]
-    assert BLOCK_BYTES == 25 * MB
+    sizes = (("a.w", 10.0), ("b.w", 10.0), ("b.v", 0.2), ("c.w", 0.1), ("d.w", 40.0))
+    members = [Member(name, int(megabytes * MB), torch.float32) for name, megabytes in sizes]
+    blocks = plan_blocks(members, block_bytes=25 * MB, small_bytes=MB)
+    assert [[members[i].name for i in block] for block in blocks] == [["d.w"], ["c.w", "b.v", "b.w"], ["a.w"]]
+    assert (BLOCK_BYTES, SMALL_BYTES) == (25 * MB, MB)
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("encoder.layers.3.linear1.weight", "encoder.layers.3"),
+        ("lstm.weight_ih_l0", "lstm"),
+        ("layer1.0.conv1.weight", "layer1.0"),
+        ("scale", ""),
+    ],
+)
+def test_a_layer_is_an_element_of_a_list_or_a_module(name: str, layer: str) -> None:
+    """The next forward pass waits for a block; more than a layer in it would wait for too much."""
+    assert layer_of(name) == layer
+
+
+@given(st.lists(st.integers(1, 4), max_size=6), st.one_of(st.none(), st.integers(0, 30)))
+def test_the_order_on_the_wire(chunks: list[int], cut: int | None) -> None:
+    """Each chunk once; up to the cut as they arrive, from there what the next forward pass needs first."""
+    order = issue_order(chunks, cut)
+    arriving = [(block, chunk) for block, count in enumerate(chunks) for chunk in range(count)]
+    assert sorted(order) == arriving
+    until = len(arriving) if cut is None else cut
+    assert order[:until] == arriving[:until]
+    needed = [-block for block, _ in order[until:]]
+    assert needed == sorted(needed)
 
 
 def test_no_parameters_no_blocks() -> None:
@@ -36,13 +69,13 @@ def test_a_block_holds_one_dtype() -> None:
 
 @given(MEMBERS, st.integers(1, 100))
 def test_every_parameter_once_in_backward_order(members: list[Member], block_bytes: int) -> None:
-    blocks = plan_blocks(members, block_bytes)
+    blocks = plan_blocks(members, block_bytes, small_bytes=block_bytes)
     assert list(itertools.chain(*blocks)) == list(reversed(range(len(members))))
 
 
 @given(MEMBERS, st.integers(1, 100))
 def test_blocks_are_as_large_as_allowed_and_no_larger(members: list[Member], block_bytes: int) -> None:
-    blocks = plan_blocks(members, block_bytes)
+    blocks = plan_blocks(members, block_bytes, small_bytes=block_bytes)
     sizes = [sum(members[i].nbytes for i in block) for block in blocks]
     for block, size in zip(blocks, sizes):
         assert len({members[i].dtype for i in block}) == 1

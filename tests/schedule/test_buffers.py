@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lightning_embrace.comm.base import Done, Handle
 from lightning_embrace.comm.fake import TwinCommunicator
 from lightning_embrace.schedule.buffers import BufferSync, broadcast_tensors
 
@@ -21,11 +22,11 @@ class Others(TwinCommunicator):
         super().__init__(2, rank=1)
         self.words: Sequence[int] = (0, 0, 0)
 
-    def gather(self, header_H: Tensor, what: str) -> Tensor:
-        mine = super().gather(header_H, what)[0]
+    def gather(self, header_H: Tensor, what: str) -> Handle:
+        mine = super().gather(header_H, what).wait()[0]
         other = mine.clone()  # op and purpose are the same
         other[2:5] = torch.tensor(self.words)
-        return torch.stack([other, mine])
+        return Done(torch.stack([other, mine]))
 
     def broadcast(self, flat: Tensor, kind: str, what: str):  # type: ignore[no-untyped-def]
         return super().broadcast(flat.zero_(), kind, what)

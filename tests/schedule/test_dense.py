@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_embrace.comm.base import Done, Handle
 from lightning_embrace.comm.fake import TwinCommunicator
+from lightning_embrace.comm.queue import InlineQueue
 from lightning_embrace.schedule import dense
 from lightning_embrace.schedule.dense import DenseSync
 
@@ -26,7 +27,7 @@ class Sum(TwinCommunicator):
         super().__init__(1 + len(others))
         self.others = others
 
-    def all_reduce(self, flat: Tensor, kind: str, what: str) -> Handle:
+    def all_reduce(self, flat: Tensor, kind: str, what: str, low_priority: bool = False) -> Handle:
         return Done(flat.add_(torch.stack(self.others).sum(0)))
 
 
@@ -56,7 +57,7 @@ def test_the_order_is_the_plan_whatever_the_hooks_do(order: list[int], unused: s
     comm, params = TwinCommunicator(3), parameters()
     for k in frozen:
         params[f"p{k}"].requires_grad_(False)
-    sync = DenseSync(comm, params)
+    sync = DenseSync(comm, InlineQueue(), params)
     sync.begin()
     for k in order:
         if k not in unused | frozen:
@@ -77,7 +78,7 @@ def test_the_order_is_the_plan_whatever_the_hooks_do(order: list[int], unused: s
 def test_a_block_leaves_as_soon_as_it_and_those_before_it_are_complete() -> None:
     """The AllReduce overlaps backward; only a block whose predecessor is incomplete waits."""
     comm, params = TwinCommunicator(), parameters(3)
-    sync = DenseSync(comm, params)
+    sync = DenseSync(comm, InlineQueue(), params)
     sync.begin()
     params["p2"].sum().backward()  # the last one registered is the first block
     assert comm.issued() == PLANNED[:1]
@@ -92,7 +93,7 @@ def test_a_parameter_that_another_rank_used_gets_its_share() -> None:
     """This rank used a alone, the other one b alone: both move here; c, which nobody used, has no gradient at all."""
     a, b, c = (nn.Parameter(torch.zeros(1)) for _ in range(3))
     # the block is c, b, a, then their flags; the other rank's part of b's average is 3
-    sync = DenseSync(Sum(torch.tensor([0.0, 3.0, 0.0, 0.0, 1.0, 0.0])), {"a": a, "b": b, "c": c})
+    sync = DenseSync(Sum(torch.tensor([0.0, 3.0, 0.0, 0.0, 1.0, 0.0])), InlineQueue(), {"a": a, "b": b, "c": c})
     backward(sync, a.sum() * 4)
     assert a.grad is not None and a.grad.tolist() == [2.0]
     assert b.grad is not None and b.grad.tolist() == [3.0]
@@ -102,7 +103,7 @@ def test_a_parameter_that_another_rank_used_gets_its_share() -> None:
 def test_a_gradient_that_cancels_out_is_not_an_unused_parameter() -> None:
     """AdamW moves a parameter whose gradient is zero, and does not move one without gradient."""
     a = nn.Parameter(torch.ones(1))
-    sync = DenseSync(Sum(torch.tensor([-2.0, 1.0])), {"a": a})
+    sync = DenseSync(Sum(torch.tensor([-2.0, 1.0])), InlineQueue(), {"a": a})
     backward(sync, a.sum() * 4)
     assert a.grad is not None and a.grad.tolist() == [0.0]
 
@@ -110,7 +111,7 @@ def test_a_gradient_that_cancels_out_is_not_an_unused_parameter() -> None:
 def test_frozen_and_unfrozen_between_passes() -> None:
     """Manual optimization toggles `requires_grad`: what is frozen keeps the gradient that it has, unsent."""
     comm, params = TwinCommunicator(), parameters(2)
-    sync = DenseSync(comm, params)
+    sync = DenseSync(comm, InlineQueue(), params)
     backward(sync, params["p0"].sum() + params["p1"].sum())
     before = sync.fingerprint()
     params["p0"].requires_grad_(False)
@@ -126,7 +127,7 @@ def test_frozen_and_unfrozen_between_passes() -> None:
 def test_nothing_is_sent_while_gradients_accumulate() -> None:
     """Without `begin` a backward pass stays local; the next synchronised one sends the sum."""
     comm, params = TwinCommunicator(), parameters(1)
-    sync = DenseSync(comm, params)
+    sync = DenseSync(comm, InlineQueue(), params)
     backward(sync, params["p0"].sum())
     params["p0"].grad = None
     params["p0"].sum().backward()
@@ -138,7 +139,7 @@ def test_nothing_is_sent_while_gradients_accumulate() -> None:
 def test_a_gradient_with_a_graph_is_averaged_like_any_other() -> None:
     """`backward(create_graph=True)`, as second-order optimizers use it, runs the hooks with gradients enabled."""
     comm, a = TwinCommunicator(), nn.Parameter(torch.tensor([3.0]))
-    sync = DenseSync(comm, {"a": a})
+    sync = DenseSync(comm, InlineQueue(), {"a": a})
     with pytest.warns(UserWarning, match="create_graph"):
         backward(sync, (a**2).sum(), create_graph=True)
     assert a.grad is not None and a.grad.tolist() == [6.0]
@@ -149,7 +150,7 @@ def test_a_gradient_with_a_graph_is_averaged_like_any_other() -> None:
 def test_fp16_does_not_overflow_in_the_sum() -> None:
     """DDP divides before it sums; dividing afterwards gave infinity for gradients above 65504 / N."""
     a = nn.Parameter(torch.zeros(1, dtype=torch.float16))
-    sync = DenseSync(TwinCommunicator(4), {"a": a})
+    sync = DenseSync(TwinCommunicator(4), InlineQueue(), {"a": a})
     backward(sync, a.sum() * 40000)
     assert a.grad is not None and a.grad.tolist() == [40000.0]
 
@@ -158,7 +159,7 @@ def test_fp16_does_not_overflow_in_the_sum() -> None:
 def test_flags_in_any_dtype(dtype: torch.dtype) -> None:
     """They travel behind the gradients in their dtype; a sum of many ranks' flags must not become zero."""
     a, b = (nn.Parameter(torch.zeros(1, dtype=dtype)) for _ in range(2))
-    sync = DenseSync(TwinCommunicator(300), {"a": a, "b": b})
+    sync = DenseSync(TwinCommunicator(300), InlineQueue(), {"a": a, "b": b})
     backward(sync, a.sum().real)
     assert a.grad is not None
     assert b.grad is None
@@ -169,7 +170,7 @@ def test_flags_in_any_dtype(dtype: torch.dtype) -> None:
 def test_a_gradient_that_arrives_after_its_block_has_left_is_no_silent_loss(reentrant: bool) -> None:
     """Reentrant checkpointing accumulates a shared parameter's gradient twice; the second part was dropped."""
     shared = nn.Linear(1, 1, bias=False)
-    sync = DenseSync(TwinCommunicator(), {"shared": shared.weight})
+    sync = DenseSync(TwinCommunicator(), InlineQueue(), {"shared": shared.weight})
     x = torch.ones(1, requires_grad=True)
     out = x
     for _ in range(2):
@@ -185,7 +186,7 @@ def test_a_gradient_that_arrives_after_its_block_has_left_is_no_silent_loss(reen
 def test_hooks_can_be_removed() -> None:
     """After the fit the model is an ordinary one."""
     comm, params = TwinCommunicator(), parameters(1)
-    sync = DenseSync(comm, params)
+    sync = DenseSync(comm, InlineQueue(), params)
     backward(sync, params["p0"].sum())
     sync.begin()
     sync.remove_hooks()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_embrace.comm.base import Done, Handle
 from lightning_embrace.comm.fake import TwinCommunicator
 from lightning_embrace.tables.headers import ACT, END, ROWS, Act, Header, act_together, gather_headers
 
@@ -17,9 +18,9 @@ class Other(TwinCommunicator):
         super().__init__(2)
         self._others = iter(other)
 
-    def gather(self, header_H: Tensor, what: str) -> Tensor:
-        mine = super().gather(header_H, what)[0]
-        return torch.stack([mine, torch.tensor(next(self._others))])
+    def gather(self, header_H: Tensor, what: str) -> Handle:
+        mine = super().gather(header_H, what).wait()[0]
+        return Done(torch.stack([mine, torch.tensor(next(self._others))]))
 
 
 def act_header(act: Act, *words: int) -> Header:

@@ -1,0 +1,184 @@
+"""The low-priority queue: AllReduces of dense blocks in chunks, and delayed gradient rows, in one order everywhere."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from lightning_embrace.comm.base import Communicator, Handle
+
+#: how long a chunk stays back while urgent exchanges are under way, in seconds
+PAUSE_SECONDS = 5e-3
+#: exchanges on the wire at the same time: two keep the link busy while the next one is prepared
+_IN_FLIGHT = 2
+
+
+class Slot:
+    """One exchange in its place in the queue.
+
+    Args:
+        issue: Starts the exchange. The queue's thread calls it, when it is this slot's turn and its data are there.
+    """
+
+    def __init__(self, issue: Callable[[], Handle]) -> None:
+        self.issue = issue
+        self.ready = self.issued = False
+        #: on CUDA: what the data wait for
+        self.computed: torch.cuda.Event | None = None
+        #: the exchange itself, where no thread waits for it
+        self.handle: Handle | None = None
+        self._done = threading.Event()
+        self._result: Tensor | None = None
+        self._error: BaseException | None = None
+
+    def is_done(self) -> bool:
+        """Whether :meth:`wait` would return at once."""
+        return self._done.is_set() or self.handle is not None
+
+    def wait(self) -> Tensor:
+        """Blocks until the exchange is done.
+
+        Returns:
+            What was received.
+
+        Raises:
+            RuntimeError: What the exchange raised in the queue's thread, or the queue has ended.
+        """
+        if self.handle is not None:
+            return self.handle.wait()
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+    def finish(self, result: Tensor | None, error: BaseException | None) -> None:
+        """The exchange has ended; called by the queue's thread."""
+        self._result, self._error = result, error
+        self._done.set()
+
+
+class LowPriorityQueue:
+    """Issues slots strictly in the order in which they were appended, each when its data are there.
+
+    Every rank appends the same slots in the same order, so no rank's timing can pair different exchanges. Before every
+    slot it gives way to urgent exchanges for a bounded time.
+
+    Args:
+        comm: Carries the exchanges.
+        pause: Longest time to give way, in seconds.
+    """
+
+    def __init__(self, comm: Communicator, pause: float = PAUSE_SECONDS) -> None:
+        self._comm = comm
+        self._pause = pause
+        self._slots: deque[Slot] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._failure: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def append(self, slots: Iterable[Slot]) -> None:
+        """Adds slots at the end."""
+        with self._changed:
+            self._slots.extend(slots)
+            self._changed.notify()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="embrace-low-priority", daemon=True)
+            self._thread.start()
+
+    def ready(self, slot: Slot) -> None:
+        """The data of a slot are there."""
+        if self._comm.device.type == "cuda":
+            slot.computed = torch.cuda.current_stream(self._comm.device).record_event()
+        with self._changed:
+            slot.ready = True
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Ends the thread; what has not been issued never is. Also after a failure: waits for nothing."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(timeout=1.0)
+
+    def _run(self) -> None:
+        device = self._comm.device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+            with torch.cuda.stream(torch.cuda.Stream(device)):
+                self._work()
+        else:
+            self._work()
+
+    def _work(self) -> None:
+        flying: deque[tuple[Slot, Handle]] = deque()
+        while (slot := self._next(flying)) is not None:
+            self._start(slot, flying)
+            while len(flying) >= _IN_FLIGHT:
+                self._land(flying)
+        ended = RuntimeError("The training has ended, and with it the exchanges that were still waiting.")
+        for slot in [*(s for s, _ in flying), *self._slots]:
+            slot.finish(None, self._failure or ended)
+
+    def _next(self, flying: deque[tuple[Slot, Handle]]) -> Slot | None:
+        """The next slot, when it is ready; sees to what is in flight meanwhile."""
+        while True:
+            with self._changed:
+                if self._closed:
+                    return None
+                if self._slots and self._slots[0].ready:
+                    return self._slots.popleft()
+                if not flying:
+                    self._changed.wait()
+                    continue
+            self._land(flying)
+
+    def _start(self, slot: Slot, flying: deque[tuple[Slot, Handle]]) -> None:
+        if self._failure is None:
+            try:
+                if slot.computed is not None:
+                    slot.computed.wait()
+                self._comm.give_way(self._pause)
+                flying.append((slot, slot.issue()))
+                slot.issued = True
+                return
+            except BaseException as error:  # raised in the main thread, by whoever waits
+                self._failure = error
+        slot.finish(None, self._failure)
+
+    def _land(self, flying: deque[tuple[Slot, Handle]]) -> None:
+        slot, handle = flying.popleft()
+        try:
+            slot.finish(handle.wait(), None)
+        except BaseException as error:
+            self._failure = self._failure or error
+            slot.finish(None, error)
+
+
+class InlineQueue:
+    """Issues a slot as soon as it and those before it are ready, in the calling thread: for one rank, and for tests."""
+
+    def __init__(self) -> None:
+        self._slots: deque[Slot] = deque()
+
+    def append(self, slots: Iterable[Slot]) -> None:
+        """Adds slots at the end."""
+        self._slots.extend(slots)
+
+    def ready(self, slot: Slot) -> None:
+        """The data of a slot are there."""
+        slot.ready = True
+        while self._slots and self._slots[0].ready:
+            first = self._slots.popleft()
+            first.handle = first.issue()
+            first.issued = True
+
+    def close(self) -> None:
+        """There is no thread to end."""
+        self._slots.clear()

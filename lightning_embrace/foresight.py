@@ -1,0 +1,146 @@
+"""What follows from knowing the next batch: rows that are there before they are looked up, and gradients in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_embrace.comm.base import Communicator
+from lightning_embrace.optim.split import splits, touches_all_rows
+from lightning_embrace.tables.ahead import Ahead, Outlook
+from lightning_embrace.tables.delayed import LateExchange
+from lightning_embrace.tables.prefetch import RowExchange, Wants
+from lightning_embrace.tables.split import early_rows, without
+from lightning_embrace.tables.table import ShardedTable
+
+Known = tuple[Sequence[Tensor | None], bool]
+
+
+class Foresight:
+    """Carries one step's plan into the next.
+
+    Args:
+        comm: Carries the exchanges.
+        tables: All sharded tables, by index.
+        vertical: Gradients come in parts and rows early, see `tables.split`; else whole and together.
+    """
+
+    def __init__(self, comm: Communicator, tables: list[ShardedTable], vertical: bool) -> None:
+        self._comm = comm
+        self._tables = tables
+        self._vertical = vertical
+        self._ahead = Ahead(comm, tables)
+        self._plan = self._ahead.nothing
+        self._planned = True
+        self._early: RowExchange | None = None
+        self._delayed: dict[int, Tensor] = {}
+        #: this rank's tables may have been changed by somebody since the early rows were read
+        self.moved = False
+        #: what a step's rows were, for the benchmark: prior and delayed gradient rows, early and other rows
+        self.counts = {"prior": 0, "delayed": 0, "early": 0, "rest": 0}
+
+    @property
+    def at_end(self) -> list[int]:
+        """Ranks that had no next batch when this step began; if any, all stop."""
+        return self._ahead.at_end
+
+    def begin(self, known: Known, optimizers: Iterable[Optimizer], step: int, version: int, plan: int) -> None:
+        """Begins a step: tells the others of the next batch and fetches the rows of this one. Collective.
+
+        Args:
+            known: This rank's ids of the next batch, by table, and whether there is one.
+            optimizers: Those that train the tables.
+            step: The step's number, for errors.
+            version: How often the tables have changed.
+            plan: Fingerprint of the dense blocks.
+        """
+        ids, has_next = known
+        may_split, keeps = self._asked_of(list(optimizers))
+        self._ahead.meet(Outlook(ids, has_next, self.moved, may_split, keeps), step, version, plan)
+        self.moved = False
+        early, self._early = self._early, None
+        if early is not None and self._ahead.moved:
+            early.abandon()
+        elif early is not None:
+            early.land()
+        wants = self._wants(lambda rank, table, ids: without(ids, table.asked[rank]))
+        if any(wants):
+            self.counts["rest"] = sum(ids.numel() for ids in wants[self._comm.rank].values())
+            RowExchange(self._comm, self._tables, wants, f"rows of step {step}").land()
+        self._plan = self._ahead.nothing
+
+    def forward_is_over(self) -> None:
+        """No look-up needs other ranks any more: asks for the ids of the next step. Collective."""
+        self._ahead.ask()
+        self._planned = False
+
+    def send_early(self, wait: bool, synchronise: bool) -> None:
+        """Sends the rows of the next step that this one leaves alone, as soon as all ids are known. Collective.
+
+        Args:
+            wait: For the ids, if they are not there yet.
+            synchronise: The optimizer steps after this backward pass.
+        """
+        if self._planned or not (wait or self._ahead.is_answered()):
+            return
+        self._planned = True
+        self._plan = self._ahead.plan()
+        if not (self._vertical and synchronise):
+            return
+        touched = {t.index: _touched(t, self._comm.world_size) for t in self._tables if self._plan.ids[t.index]}
+        none = torch.empty(0, dtype=torch.int64, device=self._comm.device)
+
+        def chosen(_: int, table: ShardedTable, ids: Tensor) -> Tensor:
+            if not self._ahead.keeps[table.index] or 0 in table.widths:
+                # D < N: ranks without columns do not know what all looked up
+                return ids[:0]
+            return ids[early_rows(ids, touched[table.index], self._delayed.get(table.index, none))]
+
+        wants = self._wants(chosen)
+        self.counts["early"] = sum(ids.numel() for ids in wants[self._comm.rank].values())
+        if any(ids.numel() for want in wants for ids in want.values()):
+            self._early = RowExchange(self._comm, self._tables, wants, "early rows of the next step")
+
+    def next_rows(self) -> dict[int, Tensor]:
+        """For tables whose gradient may come in parts, all rows that any rank looks up in the next step."""
+        if not self._vertical:
+            return {}
+        unions = {t.index: self._plan.union(t.index) for t in self._tables if self._ahead.splits[t.index]}
+        return {index: union for index, union in unions.items() if union is not None}
+
+    def closed(self, exchanges: Iterable[LateExchange]) -> None:
+        """The gradients of this step have been exchanged, but for these."""
+        parts = [part for exchange in exchanges for part in exchange.parts]
+        self._delayed = {part.table.index: torch.unique(torch.cat(part.ids)) for part in parts}
+
+    def forget(self) -> None:
+        """The batch that was expected does not come."""
+        self._plan = self._ahead.nothing
+
+    def _wants(self, choose: Callable[[int, ShardedTable, Tensor], Tensor]) -> list[Wants]:
+        """By rank, what it gets of the tables whose next ids all ranks know."""
+        planned = [(t, ids) for t in self._tables if (ids := self._plan.ids[t.index]) is not None]
+        return [{t.index: choose(rank, t, ids[rank]) for t, ids in planned} for rank in range(self._comm.world_size)]
+
+    def _asked_of(self, optimizers: list[Optimizer]) -> tuple[list[bool], list[bool]]:
+        """By table, whether its update may come in parts, and whether rows without gradient stay as they are."""
+        may_split, keeps = [False] * len(self._tables), [False] * len(self._tables)
+        index_of = {id(t.parameter): t.index for t in self._tables}
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                for index in (index_of[id(p)] for p in group["params"] if id(p) in index_of):
+                    sparse = self._tables[index].sparse
+                    may_split[index] = splits(optimizer, group, sparse) is None
+                    keeps[index] = not touches_all_rows(optimizer, group, sparse)
+        return may_split, keeps
+
+
+def _touched(table: ShardedTable, world_size: int) -> Tensor:
+    """All rows that any rank has looked up since the table last changed."""
+    parts = [table.asked_ids(rank) for rank in range(world_size)]
+    parts += [request.ids_L for requests in table.asked_pooled for request in requests]
+    rows: Tensor = torch.unique(torch.cat(parts))
+    return rows

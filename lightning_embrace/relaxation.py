@@ -1,0 +1,62 @@
+"""Whether updates may be applied after their step: only where nobody could see a gradient or a weight before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from lightning_embrace.namespaces import Namespace
+
+#: hooks that are given the optimizer, and could read gradients or weights through it
+_HOOKS = ("on_before_optimizer_step", "on_before_zero_grad", "optimizer_step", "optimizer_zero_grad")
+#: the same, of a LightningModule alone
+_MODULE_HOOKS = (*_HOOKS, "configure_gradient_clipping", "clip_gradients", "backward")
+
+
+def why_not_relaxed(trainer: Any, module: Any, precision_plugin: Any, namespace: Namespace) -> str | None:
+    """Looks for whatever sees gradients or weights past the modules' parameters.
+
+    Reading them through the model (``self.weight``, ``parameters()``, a state dict) is seen, and needs no caution.
+
+    Args:
+        trainer: The Trainer.
+        module: The LightningModule.
+        precision_plugin: The strategy's.
+        namespace: Of Lightning.
+
+    Returns:
+        None where updates may be late, else the reason in a few words, for the plan.
+    """
+    return next(_reasons(trainer, module, precision_plugin, namespace), None)
+
+
+def _reasons(trainer: Any, module: Any, precision_plugin: Any, namespace: Namespace) -> Iterator[str]:
+    if not module.automatic_optimization:
+        yield "optimization is manual"
+    if getattr(precision_plugin, "scaler", None) is not None:
+        yield "the gradient scaler decides whether a step counts"
+    if trainer.gradient_clip_val:
+        yield "gradients are clipped"
+    base = namespace.get("LightningModule")
+    for name in _MODULE_HOOKS:
+        if getattr(type(module), name) is not getattr(base, name):
+            yield f"{type(module).__name__} overrides `{name}`"
+    own = namespace.name.split(".")[0]
+    for callback in trainer.callbacks:
+        if not type(callback).__module__.startswith(f"{own}."):
+            for name in _HOOKS[:2]:
+                if getattr(type(callback), name) is not getattr(namespace.get("Callback"), name):
+                    yield f"{type(callback).__name__} overrides `{name}`"
+    for name, part in module.named_modules():
+        if _is_compiled(part):
+            yield f"{name or 'the model'} is compiled, and reads its parameters unseen"
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return (
+        getattr(module, "_compiled_call_impl", None) is not None
+        or type(module).__name__ == "OptimizedModule"
+        or "torch.jit" in type(module).__module__
+    )

@@ -1,0 +1,111 @@
+"""Watches every way to a module's parameters, so that a pending update is applied before anybody sees them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Reader = Callable[[Tensor], None]
+
+
+class _Gate(dict[str, Any]):
+    """A module's ``_parameters``: attribute access, ``parameters()`` and ``state_dict()`` all come by here."""
+
+    def __init__(self, parameters: dict[str, Any], before_read: Reader) -> None:
+        super().__init__(parameters)
+        self._before_read = before_read
+
+    def _tell(self, parameters: Iterable[Tensor | None]) -> None:
+        for parameter in parameters:
+            if parameter is not None:
+                self._before_read(parameter)
+
+    def __getitem__(self, name: str) -> Any:
+        parameter = super().__getitem__(name)
+        self._tell([parameter])
+        return parameter
+
+    def get(self, name: str, default: Any = None) -> Any:
+        parameter = super().get(name, default)
+        self._tell([parameter])
+        return parameter
+
+    def items(self) -> Any:
+        self._tell(super().values())
+        return super().items()
+
+    def values(self) -> Any:
+        self._tell(super().values())
+        return super().values()
+
+    def __reduce__(self) -> Any:  # copies and pickles of the module are ordinary ones
+        return dict, (dict(self.items()),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        return copy.deepcopy(dict(self.items()), memo)
+
+
+class ParameterGate:
+    """Calls back before a parameter is read through a module of the model, or by one that keeps it elsewhere.
+
+    Args:
+        model: The model.
+        parameters: The parameters to watch.
+        before_read: Called with the parameter, often: it must be quick where nothing is pending.
+    """
+
+    def __init__(self, model: nn.Module, parameters: Iterable[Tensor], before_read: Reader) -> None:
+        watched = {id(p) for p in parameters}
+        self._modules: list[nn.Module] = []
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        for module in model.modules():
+            if any(id(p) in watched for p in module._parameters.values() if p is not None):
+                self._modules.append(module)
+                module.__dict__["_parameters"] = _Gate(module._parameters, before_read)
+            kept = [p for p in _kept_elsewhere(module) if id(p) in watched]
+            if kept:
+                self._hooks.append(module.register_forward_pre_hook(_Before(kept, before_read)))
+
+    def remove(self) -> None:
+        """Leaves the modules as they were found."""
+        for module in self._modules:
+            gate = module.__dict__["_parameters"]
+            module.__dict__["_parameters"] = dict(dict.items(gate))
+        for hook in self._hooks:
+            hook.remove()
+        self._modules, self._hooks = [], []
+
+
+class _Before:
+    """A forward hook for parameters that a module reaches without its ``_parameters``."""
+
+    def __init__(self, parameters: list[Tensor], before_read: Reader) -> None:
+        self._parameters, self._before_read = parameters, before_read
+
+    def __call__(self, *_: object) -> None:
+        for parameter in self._parameters:
+            self._before_read(parameter)
+
+
+def _kept_elsewhere(module: nn.Module, depth: int = 2) -> list[Tensor]:
+    """Parameters in a module's plain lists, tuples and dictionaries, as nn.LSTM has its ``_flat_weights``."""
+    found: list[Tensor] = []
+
+    def search(value: Any, depth: int) -> None:
+        if isinstance(value, nn.Parameter):
+            found.append(value)
+        elif depth > 0 and isinstance(value, (list, tuple, set)):
+            for item in value:
+                search(item, depth - 1)
+        elif depth > 0 and isinstance(value, dict):
+            for item in value.values():
+                search(item, depth - 1)
+
+    for name, value in module.__dict__.items():
+        if name not in ("_parameters", "_modules", "_buffers"):
+            search(value, depth)
+    return found

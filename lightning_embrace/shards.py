@@ -1,0 +1,138 @@
+"""A model's sharded tables from a fit's setup to its teardown: scatter, gather, give back. Knows no Lightning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_embrace.checkpoint import gather_optimizer_state, restore_optimizer
+from lightning_embrace.comm.base import Communicator
+from lightning_embrace.tables.find import TableSpec
+from lightning_embrace.tables.headers import Act, act_together
+from lightning_embrace.tables.lookup import Source, TableHandle
+from lightning_embrace.tables.modules import give_back, take_over
+from lightning_embrace.tables.shard import gather_columns, scatter_columns
+from lightning_embrace.tables.state import shard_as_dtensor
+from lightning_embrace.tables.table import ShardedTable
+
+
+class Shards:
+    """Turns whole tables into this rank's columns, and back.
+
+    Args:
+        model: The model.
+        specs: Its tables; those that are to be sharded are. Collective.
+        comm: Carries the exchanges.
+        source: Where look-ups get their rows.
+        wire_dtype: dtype of rows and gradients on the wire, None: the table's.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        specs: list[TableSpec],
+        comm: Communicator,
+        source: Source,
+        wire_dtype: torch.dtype | None,
+    ) -> None:
+        self._model = model
+        self._comm = comm
+        self._specs = [s for s in specs if s.place == "sharded"]
+        self._shown: dict[int, Tensor] = {}
+        self._originals: list[Tensor] = []
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self.tables = [self._shard(index, spec, source, wire_dtype) for index, spec in enumerate(self._specs)]
+
+    @contextmanager
+    def on_trial(self) -> Iterator[None]:
+        """Gives the model back as it was when something inside raises: an optimizer that is refused, say. Only once."""
+        try:
+            yield
+        except BaseException:
+            for table, original in zip(self.tables, self._originals):
+                table.parameter.data = original
+            self.give_back()
+            raise
+        finally:
+            self._originals = []
+
+    def full_state_dict(self, to_all: bool) -> dict[str, Tensor]:
+        """The model's state dict with whole tables, on rank 0 or on all ranks. Collective."""
+        act_together(self._comm, Act.STATE)
+        shown: dict[int, Tensor] = {}
+        for table in self.tables:
+            full = gather_columns(self._comm, table, table.shard_Vd, to_all)
+            # plain tensors everywhere: what callbacks do with a DTensor on some ranks only would be a collective
+            shown[table.index] = table.shard_Vd if full is None else full
+        self._shown = shown
+        try:
+            # the model's own `state_dict`, overridden or not, sees whole tables as in plain training
+            return self._model.state_dict()
+        finally:
+            self._shown = {}
+
+    def shown(self, table: ShardedTable) -> Tensor:
+        """What a state dict holds for a table: the whole while it is gathered, else a DTensor of this rank's shard."""
+        shown = self._shown.get(table.index)
+        return shard_as_dtensor(table) if shown is None else shown
+
+    def full_optimizer_state(self, optimizer: Optimizer, to_all: bool) -> dict[str, object]:
+        """An optimizer's state dict with whole tables, on rank 0 or on all ranks. Collective."""
+        act_together(self._comm, Act.STATE)
+        return gather_optimizer_state(self._comm, self.tables, optimizer, to_all)
+
+    def unshard(self, optimizers: list[Optimizer]) -> None:
+        """Puts whole tables and their optimizer state back, on every rank. Collective."""
+        act_together(self._comm, Act.TEARDOWN)
+        for optimizer in optimizers:
+            restore_optimizer(self._comm, self.tables, optimizer)
+        for table in self.tables:
+            full = gather_columns(self._comm, table, table.shard_Vd, to_all=True)
+            assert full is not None
+            table.parameter.grad = None
+            # on the CPU, where Lightning's teardown puts everything: one GPU may not hold the whole
+            table.parameter.data = full
+        self.give_back()
+
+    def give_back(self) -> None:
+        """The modules look up in their own weights again."""
+        self.remove_hooks()
+        for spec in self._specs:
+            for module in spec.lookups():
+                give_back(module)
+
+    def remove_hooks(self) -> None:
+        """Leaves the parameters as they were found."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def _shard(self, index: int, spec: TableSpec, source: Source, wire_dtype: torch.dtype | None) -> ShardedTable:
+        """Turns a whole table into this rank's columns; Parameter and modules keep their identity."""
+        comm, parameter = self._comm, spec.parameter
+        parameter.grad = None
+        _, columns = spec.shape
+        table = ShardedTable(index, spec.name, parameter, spec.sparse, columns, comm.rank, comm.world_size, wire_dtype)
+        self._originals.append(parameter.data)
+        parameter.data = scatter_columns(comm, table, parameter.data)
+        table.forget()
+        handle = TableHandle(table, source)
+        for module in spec.lookups():
+            take_over(module, handle)
+        self._hooks.append(parameter.register_post_accumulate_grad_hook(_refuse_gradient(spec.name)))
+        return table
+
+
+def _refuse_gradient(name: str) -> Callable[[Tensor], None]:
+    def refuse(parameter: Tensor) -> None:
+        raise RuntimeError(
+            f"A gradient reached `{name}.weight` other than through the module's look-up (functional use, or a penalty"
+            " over `parameters()`), but this rank holds only some columns of that table. Keep the table whole:"
+            f" EmbRaceStrategy(tables=['*', '!{name}'])."
+        )
+
+    return refuse

@@ -1,0 +1,167 @@
+"""What the next step will look up: every rank tells the others while the present step runs.
+
+A step begins with a header from every rank; the ids of its next batch follow when the look-ups of the step are over.
+Whatever a rank does not know beforehand, or knows wrongly, the rounds fetch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_embrace.comm.base import Communicator, Handle
+from lightning_embrace.tables.headers import AHEAD, Header, gather_headers
+from lightning_embrace.tables.table import ShardedTable
+
+# tables per header field: an int64 holds 63 bits without its sign
+_BITS = 62
+
+
+class Outlook(NamedTuple):
+    """What one rank says when a step begins.
+
+    Attributes:
+        ids: By table, the ids that its next batch looks up, unique and valid; None where it does not know.
+        has_next: There is a next batch.
+        moved: Its tables' weights may have changed since the optimizer's last step.
+        splits: By table, whether the update of a step may come in parts.
+        keeps: By table, whether rows without gradient keep their weights in this step.
+    """
+
+    ids: Sequence[Tensor | None]
+    has_next: bool
+    moved: bool
+    splits: Sequence[bool]
+    keeps: Sequence[bool]
+
+
+class Plan(NamedTuple):
+    """What the ranks will look up in a step, by table and rank; None for tables that not all ranks know of."""
+
+    ids: tuple[tuple[Tensor, ...] | None, ...]
+
+    def union(self, table: int) -> Tensor | None:
+        """All rows of a table that any rank will look up."""
+        by_rank = self.ids[table]
+        return None if by_rank is None else torch.unique(torch.cat(by_rank))
+
+
+class Ahead:
+    """Agrees on the ranks' outlooks.
+
+    Args:
+        comm: Carries the exchanges.
+        tables: All sharded tables, by index.
+    """
+
+    def __init__(self, comm: Communicator, tables: list[ShardedTable]) -> None:
+        self._comm = comm
+        self._tables = tables
+        self._dtype = torch.int64 if any(t.id_dtype == torch.int64 for t in tables) else torch.int32
+        self._payload: Tensor | None = None
+        self._lengths: list[int] = []
+        self._handle: Handle | None = None
+        self._known = 0
+        self.nothing = Plan(tuple(None for _ in tables))
+        #: every rank has a next batch
+        self.has_next = True
+        #: ranks without a next batch
+        self.at_end: list[int] = []
+        #: some rank's tables may have changed since the last step
+        self.moved = False
+        self.splits: list[bool] = [False] * len(tables)
+        self.keeps: list[bool] = [False] * len(tables)
+
+    def meet(self, outlook: Outlook, step: int, version: int, plan: int) -> None:
+        """Begins a step. Collective.
+
+        Args:
+            outlook: This rank's.
+            step: The step's number, for errors.
+            version: How often the tables have changed.
+            plan: Fingerprint of the dense blocks.
+
+        Raises:
+            RuntimeError: The ranks do different things, or have different versions.
+        """
+        parts = [torch.tensor([-1 if ids is None else ids.numel() for ids in outlook.ids], dtype=self._dtype)]
+        parts += [ids.to("cpu", self._dtype) for ids in outlook.ids if ids is not None]
+        self._payload = torch.cat(parts).to(self._comm.device)
+        known = _bits(ids is not None for ids in outlook.ids) if outlook.has_next else 0
+        header = Header(
+            AHEAD,
+            int(outlook.has_next) + 2 * int(outlook.moved),
+            self._payload.numel(),
+            known,
+            _bits(outlook.splits),
+            _bits(outlook.keeps),
+            version,
+            plan,
+        )
+        headers = gather_headers(self._comm, header, f"step {step}'s beginning")
+        if any(h.op != AHEAD for h in headers) or len({h.version for h in headers}) > 1:
+            raise RuntimeError(
+                f"The tables have changed {[h.version for h in headers]} times on the ranks. Step optimizers and call"
+                " `load_state_dict` on every rank, not on some."
+            )
+        self._lengths = [h.ids for h in headers]
+        self.at_end = [rank for rank, h in enumerate(headers) if not h.table & 1]
+        self.has_next = not self.at_end
+        self.moved = any(h.table & 2 for h in headers)
+        self._known = _all(h.bags for h in headers)
+        self.splits = [bool(_all(h.mode for h in headers) >> k & 1) for k in range(len(self._tables))]
+        self.keeps = [bool(_all(h.bad_id for h in headers) >> k & 1) for k in range(len(self._tables))]
+        self._handle = None
+
+    def ask(self) -> None:
+        """Sends the ids on their way, when no look-up of this step needs other ranks any more. Collective."""
+        if self._known == 0 or self._handle is not None:
+            return
+        assert self._payload is not None
+        comm, me = self._comm, self._comm.rank
+        sends = [0 if r == me else self._payload.numel() for r in range(comm.world_size)]
+        wanted = [0 if r == me else length for r, length in enumerate(self._lengths)]
+        send = self._payload.repeat(comm.world_size - 1)
+        self._handle = comm.all_to_all(send, sends, wanted, "ids", "ids of the next step")
+
+    def is_answered(self) -> bool:
+        """Whether :meth:`plan` would return at once."""
+        return self._handle is None or self._handle.is_done()
+
+    def plan(self) -> Plan:
+        """Waits for all ranks' ids."""
+        if self._handle is None:
+            return self.nothing
+        assert self._payload is not None
+        received = self._handle.wait()
+        lengths = [0 if r == self._comm.rank else n for r, n in enumerate(self._lengths)]
+        pieces = list(received.split(lengths))
+        pieces[self._comm.rank] = self._payload
+        self._handle = None
+        by_rank = [self._read(piece) for piece in pieces]
+        return Plan(
+            tuple(
+                tuple(ids[k] for ids in by_rank) if self._known >> k & 1 else None  # type: ignore[misc]
+                for k in range(len(self._tables))
+            )
+        )
+
+    def _read(self, piece: Tensor) -> list[Tensor | None]:
+        counts = piece[: len(self._tables)].tolist()
+        parts = iter(piece[len(self._tables) :].long().split([max(0, c) for c in counts]))
+        ids = [next(parts) for _ in counts]
+        return [None if count < 0 else part for count, part in zip(counts, ids)]
+
+
+def _bits(flags: Iterable[bool]) -> int:
+    return sum(1 << k for k, flag in enumerate(flags) if flag and k < _BITS)
+
+
+def _all(fields: Iterable[int]) -> int:
+    result = (1 << _BITS) - 1
+    for field in fields:
+        result &= field
+    return result
