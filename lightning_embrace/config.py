@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal, get_args
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from lightning_embrace.lookahead.source import check_lookahead
 from lightning_embrace.schedule.order import Name
 
 WireDtype = Literal["bf16", "fp16"]
 StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
+Lookahead = Literal["auto", "off"] | Callable[[Any], Mapping[str, Tensor]]
+UnevenLoaders = Literal["stop", "raise"]
 
 _WIRE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -32,6 +37,10 @@ class EmbRaceConfig:
     process_group_backend: str | None
     timeout: timedelta
     start_method: StartMethod
+    lookahead: Lookahead
+    uneven_loaders: UnevenLoaders
+    chunk_bytes: int
+    trace: str | None
 
     @classmethod
     def checked(
@@ -42,6 +51,10 @@ class EmbRaceConfig:
         process_group_backend: str | None,
         timeout: timedelta,
         start_method: str,
+        lookahead: Lookahead,
+        uneven_loaders: str,
+        chunk_bytes: int,
+        trace: str | Path | None,
     ) -> EmbRaceConfig:
         """Validates the arguments as a user writes them."""
         if isinstance(tables, str):
@@ -60,6 +73,10 @@ class EmbRaceConfig:
                     f"EmbRaceStrategy(process_group_backend={process_group_backend!r}): torch.distributed knows"
                     f" {', '.join(repr(b) for b in dist.Backend.backend_list if b != 'undefined')}."
                 )
+        check_lookahead(lookahead)
+        _check("uneven_loaders", uneven_loaders, get_args(UnevenLoaders))
+        if not isinstance(chunk_bytes, int) or chunk_bytes < 1:
+            raise ValueError(f"EmbRaceStrategy(chunk_bytes={chunk_bytes!r}): give a positive number of bytes.")
         if not isinstance(timeout, timedelta) or timeout <= timedelta(0):
             raise ValueError(f"EmbRaceStrategy(timeout={timeout!r}): give a positive datetime.timedelta.")
         return cls(
@@ -69,6 +86,10 @@ class EmbRaceConfig:
             process_group_backend=process_group_backend,
             timeout=timeout,
             start_method=start_method,  # type: ignore[arg-type]
+            lookahead=lookahead,
+            uneven_loaders=uneven_loaders,  # type: ignore[arg-type]
+            chunk_bytes=chunk_bytes,
+            trace=None if trace is None else str(trace),
         )
 
 

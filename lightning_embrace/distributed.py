@@ -19,6 +19,7 @@ from lightning_embrace.comm.base import Communicator
 from lightning_embrace.comm.connect import Connection
 from lightning_embrace.config import EmbRaceConfig
 from lightning_embrace.launch import make_launcher
+from lightning_embrace.lookahead.reasons import LoaderKind
 from lightning_embrace.namespaces import Namespace
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class DistributedMixin(_Base):
     _connection: Connection | None
     _failed: bool
     _stopping: bool
+    _loader_kind: LoaderKind
 
     @property
     def is_distributed(self) -> bool:
@@ -149,6 +151,7 @@ class DistributedMixin(_Base):
 
     def barrier(self, name: str | None = None) -> None:
         """Waits for all ranks on the default group."""
+        self._loader_kind.hear(name)
         if dist.is_initialized():
             devices = [self.root_device.index] if dist.get_backend() == "nccl" else None
             with self._naming(f"barrier {name!r}" if name else "barrier"):

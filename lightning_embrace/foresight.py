@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +17,17 @@ from lightning_embrace.tables.prefetch import RowExchange, Wants
 from lightning_embrace.tables.split import early_rows, without
 from lightning_embrace.tables.table import ShardedTable
 
-Known = tuple[Sequence[Tensor | None], bool]
+
+class Known(NamedTuple):
+    """What one rank knows of its next batch.
+
+    Attributes:
+        ids: By table, what it looks up, unique and valid, or more; None where that is not known.
+        word: For the other ranks' loaders, see :meth:`~lightning_embrace.lookahead.ahead.Lookahead.word`.
+    """
+
+    ids: Sequence[Tensor | None]
+    word: int = 0
 
 
 class Foresight:
@@ -37,29 +48,30 @@ class Foresight:
         self._planned = True
         self._early: RowExchange | None = None
         self._delayed: dict[int, Tensor] = {}
+        #: tables whose rows were brought before the look-ups of this step
+        self.planned: list[int] = []
         #: this rank's tables may have been changed by somebody since the early rows were read
         self.moved = False
         #: what a step's rows were, for the benchmark: prior and delayed gradient rows, early and other rows
         self.counts = {"prior": 0, "delayed": 0, "early": 0, "rest": 0}
 
     @property
-    def at_end(self) -> list[int]:
-        """Ranks that had no next batch when this step began; if any, all stop."""
-        return self._ahead.at_end
+    def words(self) -> list[int]:
+        """What the ranks said to each other's loaders when this step began."""
+        return self._ahead.words
 
     def begin(self, known: Known, optimizers: Iterable[Optimizer], step: int, version: int, plan: int) -> None:
         """Begins a step: tells the others of the next batch and fetches the rows of this one. Collective.
 
         Args:
-            known: This rank's ids of the next batch, by table, and whether there is one.
+            known: What this rank knows of its next batch.
             optimizers: Those that train the tables.
             step: The step's number, for errors.
             version: How often the tables have changed.
             plan: Fingerprint of the dense blocks.
         """
-        ids, has_next = known
         may_split, keeps = self._asked_of(list(optimizers))
-        self._ahead.meet(Outlook(ids, has_next, self.moved, may_split, keeps), step, version, plan)
+        self._ahead.meet(Outlook(known.ids, known.word, self.moved, may_split, keeps), step, version, plan)
         self.moved = False
         early, self._early = self._early, None
         if early is not None and self._ahead.moved:
@@ -70,6 +82,7 @@ class Foresight:
         if any(wants):
             self.counts["rest"] = sum(ids.numel() for ids in wants[self._comm.rank].values())
             RowExchange(self._comm, self._tables, wants, f"rows of step {step}").land()
+        self.planned = [index for index, ids in enumerate(self._plan.ids) if ids is not None]
         self._plan = self._ahead.nothing
 
     def forward_is_over(self) -> None:
@@ -111,9 +124,11 @@ class Foresight:
         unions = {t.index: self._plan.union(t.index) for t in self._tables if self._ahead.splits[t.index]}
         return {index: union for index, union in unions.items() if union is not None}
 
-    def closed(self, exchanges: Iterable[LateExchange]) -> None:
-        """The gradients of this step have been exchanged, but for these."""
+    def closed(self, exchanges: Iterable[LateExchange], touched: int) -> None:
+        """The gradients of this step have been exchanged, but for these, out of so many rows of this rank."""
         parts = [part for exchange in exchanges for part in exchange.parts]
+        self.counts["delayed"] = sum(part.ids[self._comm.rank].numel() for part in parts)
+        self.counts["prior"] = touched - self.counts["delayed"]
         self._delayed = {part.table.index: torch.unique(torch.cat(part.ids)) for part in parts}
 
     def forget(self) -> None:

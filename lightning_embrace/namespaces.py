@@ -44,6 +44,10 @@ class Namespace:
         module, _, name = path.rpartition(".")
         return getattr(import_module(f"{self.fabric}.{module}"), name)
 
+    def warn(self, message: str) -> None:
+        """Warns on every rank that calls it."""
+        self.get("utilities.rank_zero.rank_zero_warn")(message)
+
     def take_messages(self) -> None:
         """Makes this namespace's logger the one of Lightning's rank-zero messages, unless the program has set its own.
 

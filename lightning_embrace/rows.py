@@ -43,6 +43,8 @@ class RowSource:
         self.in_training_step = False
         #: look-ups are those of activation checkpointing, whose rows are here
         self.in_backward = False
+        #: tables of whose rows not all were here, in this step
+        self.missed: set[int] = set()
         self.released = False
         self._forward_is_open = False
 
@@ -51,6 +53,7 @@ class RowSource:
     def open_rounds(self, step: int) -> None:
         """Look-ups run as rounds from here on."""
         self._rounds.begin_step(step, self.version)
+        self.missed.clear()
         self._tell_service(True)
         self.in_training_step = True
 
@@ -120,6 +123,7 @@ class RowSource:
         """Rows of unique valid ids in full width, [U, D]."""
         self.check_alive(table)
         if self.in_training_step:
+            self.missed.add(table.index)
             return self._rounds.fetch_rows(table, ids_U)
         own = table.read(ids_U)
         if self.service is None:
@@ -140,6 +144,7 @@ class RowSource:
 
     def fetch_pooled(self, table: ShardedTable, request: PooledRequest) -> Tensor:
         """Sums or means of bags in full width, [B, D]."""
+        self.missed.add(table.index)
         return self._rounds.fetch_pooled(table, request)
 
     def refuse(self, table: ShardedTable, bad_id: int) -> None:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from lightning_embrace.comm.base import Communicator
 from lightning_embrace.comm.queue import InlineQueue, LowPriorityQueue
 from lightning_embrace.foresight import Foresight, Known
+from lightning_embrace.monitor.timeline import Profiled, Recorder
 from lightning_embrace.optim.split import may_defer
 from lightning_embrace.rows import RowSource
 from lightning_embrace.schedule.blocks import CHUNK_BYTES
@@ -46,6 +47,7 @@ class Session:
         wire_dtype: dtype of rows and gradients on the wire, None: the table's.
         schedule: What travels when.
         chunk_bytes: How much of a dense block travels at once.
+        recorder: Gets to know what runs when.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Session:
         wire_dtype: torch.dtype | None = None,
         schedule: Schedule = FIFO,
         chunk_bytes: int = CHUNK_BYTES,
+        recorder: Recorder | None = None,
     ) -> None:
         self.comm = comm
         self.specs = specs
@@ -71,7 +74,7 @@ class Session:
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._optimizers: list[Optimizer] = []
         self._cut = 0
-        self.pending = PendingUpdates()
+        self.pending = PendingUpdates(recorder or Profiled())
         self.foresight: Foresight | None = None
         self.rows = RowSource(comm, lambda table: self._shards.shown(table))
         self.tables = self.rows.tables
@@ -81,7 +84,7 @@ class Session:
         apart = {id(s.parameter) for s in [*(s for s in specs if s.place == "sharded"), *whole]}
         dense = {name: p for name, p in model.named_parameters() if id(p) not in apart}
         broadcast_tensors(comm, [*dense.values(), *(s.parameter for s in whole), *model.buffers()], "setup")
-        self._queue = InlineQueue() if comm.world_size == 1 else LowPriorityQueue(comm)
+        self._queue = InlineQueue() if comm.world_size == 1 else LowPriorityQueue(comm, recorder=recorder)
         self._dense = DenseSync(comm, self._queue, dense, chunk_bytes, self._in_backward)
         self._gradients = GradientExchange(comm, self.tables)
         self._replicated = ReplicatedSync(comm, [ReplicatedTable(s.name, s.parameter, s.sparse) for s in whole])
@@ -104,11 +107,29 @@ class Session:
             self.release()
             raise
 
-    def look_ahead(self) -> None:
-        """From now on :meth:`begin_training_step` is told of the next batch. Call it on every rank, or on none."""
-        if self.tables and self.comm.world_size > 1:
-            self.foresight = Foresight(self.comm, self.tables, self.schedule.vertical)
-            self.rows.foreseen = True
+    def look_ahead(self, blind: bool = False) -> None:
+        """From now on :meth:`begin_training_step` is told of the next batch. Call it on every rank, or on none.
+
+        Args:
+            blind: No more than whether there is one: the ranks only end together.
+        """
+        self.foresight = Foresight(self.comm, self.tables, self.schedule.vertical)
+        self.rows.foreseen = not blind
+
+    def record_lookups(self, wanted: bool) -> None:
+        """Whether :meth:`looked_up` will be asked for after this step."""
+        for table in self.tables:
+            table.noted = [] if wanted else None
+
+    def looked_up(self) -> dict[int, Tensor]:
+        """By table, the unique ids of this step's look-ups on this rank."""
+        noted = {t.index: t.noted for t in self.tables if t.noted}
+        return {index: torch.unique(torch.cat(ids)) for index, ids in noted.items()}
+
+    def foreseen(self) -> dict[int, bool]:
+        """By table whose rows were brought beforehand, whether this rank's look-ups needed no others."""
+        planned = self.foresight.planned if self.foresight is not None else []
+        return {index: index not in self.rows.missed for index in planned}
 
     # ---- one training step -------------------------------------------------------------------------------------
 
@@ -116,7 +137,7 @@ class Session:
         """Call before the user's training step.
 
         Args:
-            known: With :meth:`look_ahead`, by table the ids of the next batch, and whether there is one.
+            known: With :meth:`look_ahead`, what this rank knows of the next batch.
         """
         self.comm.at_step(self.step)
         self.sync_buffers()
@@ -128,7 +149,7 @@ class Session:
         self._guard.watch()
         self.rows.update_pending = False
         if self.foresight is not None:
-            known = known or ([None] * len(self.tables), True)
+            known = known or Known([None] * len(self.tables))
             self.foresight.begin(known, self._optimizers, self.step, self.rows.version, self._dense.fingerprint())
         self.rows.open_rounds(self.step)
         self.rows.in_step = self._inside_training_step = True
@@ -195,6 +216,7 @@ class Session:
         self._cut = max(row.pop() for row in rows)
         size = self._gradients.header_size
         next_rows = self.foresight.next_rows() if self.foresight is not None and self.relaxed else {}
+        touched = sum(t.window.touched_count() for t in self.tables)
         late = self._gradients.run([row[:size] for row in rows], next_rows)
         self._queue.append([exchange.slot for exchange in late])
         for exchange in late:
@@ -202,7 +224,7 @@ class Session:
             for part in exchange.parts:
                 self.pending.add(part)
         if self.foresight is not None:
-            self.foresight.closed(late)
+            self.foresight.closed(late, touched)
         self._replicated_headers = [row[size:] for row in rows]
         self._replicated.run(self._replicated_headers)
         self._take_dense()

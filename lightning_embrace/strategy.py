@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -12,28 +13,36 @@ from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_embrace.batches import BatchesMixin
 from lightning_embrace.comm.connect import Connection
 from lightning_embrace.comm.serve import RowService
 from lightning_embrace.comm.traffic import Traffic
-from lightning_embrace.config import EmbRaceConfig, StartMethod, WireDtype
+from lightning_embrace.config import EmbRaceConfig, Lookahead, StartMethod, UnevenLoaders, WireDtype
 from lightning_embrace.distributed import DistributedMixin
+from lightning_embrace.lookahead.ahead import Lookahead as Ahead
+from lightning_embrace.lookahead.ahead import Pair
+from lightning_embrace.lookahead.reasons import LoaderKind
+from lightning_embrace.lookahead.source import Source, make_source
+from lightning_embrace.monitor.timeline import Profiled, Recorder, Timeline
 from lightning_embrace.namespaces import LIGHTNING, Namespace, other
 from lightning_embrace.optim.check import check_optimizers
 from lightning_embrace.plan import print_plan
 from lightning_embrace.refusals import check_callbacks, check_model, check_trainer
 from lightning_embrace.relaxation import why_not_relaxed
 from lightning_embrace.saving import SavingMixin
+from lightning_embrace.schedule.blocks import CHUNK_BYTES
 from lightning_embrace.schedule.buffers import broadcast_tensors
 from lightning_embrace.schedule.order import Name, Schedule
 from lightning_embrace.session import Session
 from lightning_embrace.signals import Sigterm
 from lightning_embrace.tables.find import find_tables
+from lightning_embrace.tracing import TracingMixin
 
 _TIMEOUT = timedelta(minutes=30)
 _MODULE = {"lightning.pytorch": "lightning_embrace", "pytorch_lightning": "lightning_embrace.pytorch_lightning"}
 
 
-class EmbRaceMixin(SavingMixin, DistributedMixin):
+class EmbRaceMixin(SavingMixin, BatchesMixin, TracingMixin, DistributedMixin):
     """The strategy without its base class, which differs between the two namespaces of Lightning."""
 
     namespace: ClassVar[Namespace]
@@ -42,8 +51,12 @@ class EmbRaceMixin(SavingMixin, DistributedMixin):
         self,
         *,
         tables: Literal["auto"] | list[str] = "auto",
-        schedule: Name = "fifo",
+        schedule: Name = "2d",
+        lookahead: Lookahead = "auto",
         wire_dtype: WireDtype | None = None,
+        uneven_loaders: UnevenLoaders = "stop",
+        chunk_bytes: int = CHUNK_BYTES,
+        trace: str | Path | None = None,
         process_group_backend: str | None = None,
         timeout: timedelta = _TIMEOUT,
         start_method: StartMethod = "popen",
@@ -61,7 +74,18 @@ class EmbRaceMixin(SavingMixin, DistributedMixin):
             checkpoint_io=checkpoint_io,
             precision_plugin=precision_plugin,
         )
-        self.config = EmbRaceConfig.checked(tables, schedule, wire_dtype, process_group_backend, timeout, start_method)
+        self.config = EmbRaceConfig.checked(
+            tables,
+            schedule,
+            wire_dtype,
+            process_group_backend,
+            timeout,
+            start_method,
+            lookahead,
+            uneven_loaders,
+            chunk_bytes,
+            trace,
+        )
         #: payload that this rank has put on the wire; kept from one fit to the next
         self.traffic = Traffic()
         self._num_nodes = 1
@@ -71,6 +95,14 @@ class EmbRaceMixin(SavingMixin, DistributedMixin):
         self._synchronise = True
         self._failed = self._stopping = False
         self._sigterm = Sigterm()
+        self._timeline: Timeline | None = None
+        self._recorder: Recorder = Profiled()
+        self._stepping = ExitStack()
+        self._loader_kind = LoaderKind()
+        self._lookahead: Ahead | None = None
+        self._source: Source = make_source("off", [], [])
+        self._pair = Pair()
+        self._blind_because: str | None = None
         self._plan_printed = False
         self._barrier_because: str | None = None
         self._checkpoints: list[str] = []
@@ -98,6 +130,7 @@ class EmbRaceMixin(SavingMixin, DistributedMixin):
         self._connection.open_groups()
         if fitting:
             session = self._open_session(specs)
+            self._look_ahead(session, trainer)
             with session.on_trial():
                 self.model_to_device()
                 self.setup_optimizers(trainer)
@@ -120,7 +153,15 @@ class EmbRaceMixin(SavingMixin, DistributedMixin):
         communicator.traffic = self.traffic
         self._check_same_model(communicator, self.model)
         schedule = Schedule.of(self.config.schedule)
-        self._session = Session(self.model, specs, communicator, self.config.wire_dtype, schedule)
+        self._session = Session(
+            self.model,
+            specs,
+            self._traced(communicator),
+            self.config.wire_dtype,
+            schedule,
+            self.config.chunk_bytes,
+            self._recorder,
+        )
         if self.world_size > 1:
             self._service = RowService(
                 self.global_rank,
@@ -149,9 +190,11 @@ class EmbRaceMixin(SavingMixin, DistributedMixin):
             super().teardown()
 
     def _end_in_order(self) -> None:
+        self._let_loaders_go()
         if self._session is not None:
             self._session.unshard(self.optimizers)
         if self._connection is not None:
+            self._write_trace()
             self.barrier("teardown")
             if self._service is not None:
                 self._service.stop()
@@ -160,10 +203,12 @@ class EmbRaceMixin(SavingMixin, DistributedMixin):
 
     def _let_go(self) -> None:
         """What remains after a failure: no collective, no waiting for others."""
+        self._let_loaders_go()
         if self._session is not None:
             self._session.release()
         if self._connection is not None:
             self._connection.abandon()
+        self._write_part_of_trace()
         self._session = self._connection = self._service = None
 
     def _revert_layer_sync(self) -> None:
@@ -180,13 +225,16 @@ class EmbRaceMixin(SavingMixin, DistributedMixin):
             return super().training_step(*args, **kwargs)
         assert self.lightning_module is not None
         with self._reporting():
-            session.begin_training_step()
+            session.begin_training_step(self._known())
+            self._told()
             try:
-                output = super().training_step(*args, **kwargs)
+                with self._recorder.span("forward", "compute"):
+                    output = super().training_step(*args, **kwargs)
             except StopIteration:  # `training_step(dataloader_iter)` asked for a batch, and there is none
                 session.leave_training_step()
                 raise
             session.end_training_step(backward_follows=self.lightning_module.automatic_optimization)
+            self._looked_up()
         return output
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -215,9 +263,11 @@ class EmbRaceMixin(SavingMixin, DistributedMixin):
         loss = self.precision_plugin.pre_backward(closure_loss, module)
         with self._reporting():
             session.before_backward(self._synchronise)
-            self.precision_plugin.backward(loss, module, optimizer, *args, **kwargs)
+            with self._recorder.span("backward", "compute"):
+                self.precision_plugin.backward(loss, module, optimizer, *args, **kwargs)
             session.wants_stop = self._sigterm.heard
             session.after_backward(self._synchronise)
+            self._step_follows()
             if session.stop_agreed and not self._stopping:
                 self._stopping = True
                 self._sigterm.deliver()
@@ -334,9 +384,18 @@ class EmbRaceStrategy(EmbRaceMixin, ParallelStrategy):
     Args:
         tables: Which embeddings to shard: ``"auto"`` (large enough to pay), or fnmatch patterns of module names: what
             they match is sharded whatever its size, ``"!name"`` excludes.
-        schedule: Order of the exchanges. ``"fifo"``: as they come.
+        schedule: What travels when, without changing any number (the paper's section 4.2). ``"2d"``: dense blocks go
+            on the wire in the order of need and each is waited for by its first reader, and of a table's gradient the
+            rows that nobody looks up next travel later; ``"horizontal"`` and ``"vertical"``: one of the two;
+            ``"fifo"``: everything in the order in which it comes, waited for at once.
+        lookahead: How the next batch's ids are known. ``"auto"``: learned in the first steps, and checked at every
+            look-up; ``"off"``; or ``function(batch) -> {table name: ids}``. A wrong look-ahead is slow, never wrong.
         wire_dtype: ``"bf16"`` or ``"fp16"`` halves the bytes of exchanged rows and gradients; ``None`` is exact. Prefer
             ``"bf16"``: ``"fp16"`` has more digits, but gradients below 6e-8 vanish in it and above 65504 overflow.
+        uneven_loaders: Where the ranks' training loaders have unequal numbers of batches: ``"stop"``: all end where the
+            first one does, with a warning; ``"raise"``.
+        chunk_bytes: How much of a dense block's gradient travels at once; urgent exchanges come in between.
+        trace: A path: what was computed, exchanged and waited for is written there in Chrome's trace format.
         process_group_backend: ``"gloo"`` or ``"nccl"``; default: the device's.
         timeout: How long one exchange may take.
         start_method: ``"popen"``, ``"spawn"``, ``"fork"`` or ``"forkserver"``.

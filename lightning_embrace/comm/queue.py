@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_embrace.comm.base import Communicator, Handle
+from lightning_embrace.monitor.timeline import Moment, Profiled, Recorder
 
 #: how long a chunk stays back while urgent exchanges are under way, in seconds
 PAUSE_SECONDS = 5e-3
@@ -22,10 +23,16 @@ class Slot:
 
     Args:
         issue: Starts the exchange. The queue's thread calls it, when it is this slot's turn and its data are there.
+        what: The exchange's name, for the timeline.
     """
 
-    def __init__(self, issue: Callable[[], Handle]) -> None:
+    def __init__(self, issue: Callable[[], Handle], what: str) -> None:
         self.issue = issue
+        self.what = what
+        #: when its data were there
+        self.asked: Moment | None = None
+        #: gets to know who waits for the queue's thread
+        self.recorder: Recorder = Profiled()
         self.ready = self.issued = False
         #: on CUDA: what the data wait for
         self.computed: torch.cuda.Event | None = None
@@ -50,7 +57,8 @@ class Slot:
         """
         if self.handle is not None:
             return self.handle.wait()
-        self._done.wait()
+        with self.recorder.span(f"wait {self.what}", "waiting", group="dense group"):
+            self._done.wait()
         if self._error is not None:
             raise self._error
         assert self._result is not None
@@ -71,10 +79,12 @@ class LowPriorityQueue:
     Args:
         comm: Carries the exchanges.
         pause: Longest time to give way, in seconds.
+        recorder: Gets to know when slots were ready, and who waits for them.
     """
 
-    def __init__(self, comm: Communicator, pause: float = PAUSE_SECONDS) -> None:
+    def __init__(self, comm: Communicator, pause: float = PAUSE_SECONDS, recorder: Recorder | None = None) -> None:
         self._comm = comm
+        self._recorder = recorder or Profiled()
         self._pause = pause
         self._slots: deque[Slot] = deque()
         self._changed = threading.Condition()
@@ -85,7 +95,9 @@ class LowPriorityQueue:
     def append(self, slots: Iterable[Slot]) -> None:
         """Adds slots at the end."""
         with self._changed:
-            self._slots.extend(slots)
+            for slot in slots:
+                slot.recorder = self._recorder
+                self._slots.append(slot)
             self._changed.notify()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="embrace-low-priority", daemon=True)
@@ -95,6 +107,7 @@ class LowPriorityQueue:
         """The data of a slot are there."""
         if self._comm.device.type == "cuda":
             slot.computed = torch.cuda.current_stream(self._comm.device).record_event()
+        slot.asked = self._recorder.moment()
         with self._changed:
             slot.ready = True
             self._changed.notify()
@@ -108,6 +121,7 @@ class LowPriorityQueue:
             self._thread.join(timeout=1.0)
 
     def _run(self) -> None:
+        self._recorder.in_background()
         device = self._comm.device
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -145,7 +159,9 @@ class LowPriorityQueue:
                 if slot.computed is not None:
                     slot.computed.wait()
                 self._comm.give_way(self._pause)
-                flying.append((slot, slot.issue()))
+                assert slot.asked is not None
+                with self._recorder.queued_at(slot.asked):
+                    flying.append((slot, slot.issue()))
                 slot.issued = True
                 return
             except BaseException as error:  # raised in the main thread, by whoever waits

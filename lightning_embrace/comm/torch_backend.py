@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -57,6 +57,14 @@ class TorchHandle:
         with torch.profiler.record_function(f"embrace: wait {self._what}"):
             wait_for(self._work, self._control, self._what, on_stream=self._on_stream)
         return self._result.cpu() if self._to_cpu else self._result
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Calls back at the end of the exchange, good or bad, from any thread, and before :meth:`wait` returns.
+
+        Not with NCCL, whose work is complete for its future as soon as it is enqueued: then nobody is called.
+        """
+        if not self._on_stream:
+            self._work.get_future().add_done_callback(lambda _: callback())
 
 
 def wait_for(work: Any, control: Control, what: str, *, on_stream: bool = False) -> None:

@@ -48,7 +48,8 @@ class Block:
     def open(self, comm: Communicator, chunk_bytes: int) -> int:
         """Makes the slots of one backward pass; returns how many."""
         chunks = self.flat.split(max(1, chunk_bytes // self.flat.element_size()))
-        self.slots = [Slot(self._send(comm, chunk, k, len(chunks))) for k, chunk in enumerate(chunks)]
+        sends = [self._send(comm, chunk, k, len(chunks)) for k, chunk in enumerate(chunks)]
+        self.slots = [Slot(send, send.what) for send in sends]
         self.waiting = {id(p) for p in self.parameters}
         self.packed = False
         return len(self.slots)
@@ -100,10 +101,10 @@ class _Send:
     """Starts one chunk's AllReduce."""
 
     def __init__(self, comm: Communicator, chunk: Tensor, what: str) -> None:
-        self._comm, self._chunk, self._what = comm, chunk, what
+        self._comm, self._chunk, self.what = comm, chunk, what
 
     def __call__(self) -> Handle:
-        return self._comm.all_reduce(self._chunk, "dense", self._what, low_priority=True)
+        return self._comm.all_reduce(self._chunk, "dense", self.what, low_priority=True)
 
 
 class DenseSync:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_embrace.monitor.timeline import Recorder
 from lightning_embrace.optim.parts import Settings, apply_late, snapshot_group
 
 
@@ -36,9 +37,13 @@ class PendingUpdates:
 
     A gradient that is asked for before its optimizer has stepped becomes an ordinary ``grad``. After the step it is
     applied with the settings that the step had. Any thread may ask.
+
+    Args:
+        recorder: Gets to know when they are applied.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
         self._entries: dict[int, _Entry] = {}
         self._lock = threading.RLock()
         #: a late gradient stays in ``grad`` as after an ordinary step, until `zero_grad` would have removed it
@@ -94,7 +99,8 @@ class PendingUpdates:
         for parameter in entry.late.parameters:
             self._entries.pop(id(parameter), None)
         # state that an optimizer makes in inference mode could not be trained with later
-        with torch.inference_mode(False), torch.no_grad():
+        apply = self._recorder.span("late update", "compute")
+        with apply, torch.inference_mode(False), torch.no_grad():
             for parameter, gradient in zip(entry.late.parameters, gradients):
                 if gradient is None:
                     continue

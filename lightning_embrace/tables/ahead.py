@@ -25,14 +25,14 @@ class Outlook(NamedTuple):
 
     Attributes:
         ids: By table, the ids that its next batch looks up, unique and valid; None where it does not know.
-        has_next: There is a next batch.
+        word: For the loaders.
         moved: Its tables' weights may have changed since the optimizer's last step.
         splits: By table, whether the update of a step may come in parts.
         keeps: By table, whether rows without gradient keep their weights in this step.
     """
 
     ids: Sequence[Tensor | None]
-    has_next: bool
+    word: int
     moved: bool
     splits: Sequence[bool]
     keeps: Sequence[bool]
@@ -66,10 +66,8 @@ class Ahead:
         self._handle: Handle | None = None
         self._known = 0
         self.nothing = Plan(tuple(None for _ in tables))
-        #: every rank has a next batch
-        self.has_next = True
-        #: ranks without a next batch
-        self.at_end: list[int] = []
+        #: the ranks' words
+        self.words: list[int] = []
         #: some rank's tables may have changed since the last step
         self.moved = False
         self.splits: list[bool] = [False] * len(tables)
@@ -90,10 +88,10 @@ class Ahead:
         parts = [torch.tensor([-1 if ids is None else ids.numel() for ids in outlook.ids], dtype=self._dtype)]
         parts += [ids.to("cpu", self._dtype) for ids in outlook.ids if ids is not None]
         self._payload = torch.cat(parts).to(self._comm.device)
-        known = _bits(ids is not None for ids in outlook.ids) if outlook.has_next else 0
+        known = _bits(ids is not None for ids in outlook.ids)
         header = Header(
             AHEAD,
-            int(outlook.has_next) + 2 * int(outlook.moved),
+            int(outlook.moved) + 2 * outlook.word,
             self._payload.numel(),
             known,
             _bits(outlook.splits),
@@ -108,9 +106,8 @@ class Ahead:
                 " `load_state_dict` on every rank, not on some."
             )
         self._lengths = [h.ids for h in headers]
-        self.at_end = [rank for rank, h in enumerate(headers) if not h.table & 1]
-        self.has_next = not self.at_end
-        self.moved = any(h.table & 2 for h in headers)
+        self.words = [h.table >> 1 for h in headers]
+        self.moved = any(h.table & 1 for h in headers)
         self._known = _all(h.bags for h in headers)
         self.splits = [bool(_all(h.mode for h in headers) >> k & 1) for k in range(len(self._tables))]
         self.keeps = [bool(_all(h.bad_id for h in headers) >> k & 1) for k in range(len(self._tables))]

@@ -70,7 +70,8 @@ class LateExchange:
         self._send, self._sends, self._wanted = send, sends, wanted
         self.parts = parts
         self._counts = counts
-        self.slot = Slot(self._issue)
+        self._what = f"delayed gradient rows of {', '.join(part.table.name for part in parts)}"
+        self.slot = Slot(self._issue, self._what)
         self._blocks: dict[tuple[int, int], list[Tensor]] | None = None
         self._lock = threading.Lock()
         for part in parts:
@@ -85,6 +86,4 @@ class LateExchange:
             return self._blocks
 
     def _issue(self) -> Handle:
-        names = ", ".join(part.table.name for part in self.parts)
-        what = f"delayed gradient rows of {names}"
-        return self._comm.all_to_all(self._send, self._sends, self._wanted, "grads", what, low_priority=True)
+        return self._comm.all_to_all(self._send, self._sends, self._wanted, "grads", self._what, low_priority=True)

@@ -45,6 +45,7 @@ class Act(IntEnum):
     VALIDATION = 2
     DATA_END = 3
     TEARDOWN = 4
+    LOADER = 5
 
     def __str__(self) -> str:
         return (
@@ -53,6 +54,7 @@ class Act(IntEnum):
             "starts validation",
             "has no more batches",
             "has ended the training",
+            "begins to read its training data",
         )[self]
 
 

@@ -101,6 +101,8 @@ class TableHandle:
             rows_UD = self.source.fetch_rows(self.table, ids_U)
             return _refuse_backward(self._anchor, self.table, rows_UD) if self.wants_gradient() else rows_UD
         window = self.table.window
+        if self.table.noted is not None:
+            self.table.noted.append(ids_U)
         missing_M = window.missing(ids_U)
         if missing_M.numel() > 0:
             window.add(missing_M, self.source.fetch_rows(self.table, missing_M))
@@ -118,6 +120,8 @@ class TableHandle:
     def pooled(self, request: PooledRequest) -> Tensor:
         """Fetches sums or means of bags, [B, D]."""
         window = self.table.window
+        if self.table.noted is not None:
+            self.table.noted.append(request.ids_L)
         number = len(self.table.asked_pooled[self.table.rank])
         bags_BD = self.source.fetch_pooled(self.table, request)
         window.bags.append((request, bags_BD))

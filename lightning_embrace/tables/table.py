@@ -50,6 +50,8 @@ class ShardedTable:
         self.asked: list[list[Tensor]] = [[] for _ in range(world_size)]
         self.asked_pooled: list[list[PooledRequest]] = [[] for _ in range(world_size)]
         self.window = Window(parameter.new_empty(0, columns, requires_grad=False))
+        #: what is looked up, where somebody wants to know
+        self.noted: list[Tensor] | None = None
         #: applies the update that is pending for the table, if there is one
         self.settle: Callable[[], None] = lambda: None
 

@@ -52,6 +52,12 @@ def test_a_table_may_need_several_tensors():
     assert learned(batches, looked_up).paths == [("['target']", "['negative']")]
 
 
+def test_a_tensor_that_others_make_needless_is_left_out():
+    """It has the most ids and is chosen first."""
+    batches = [{"most": torch.arange(1, 5), "low": torch.arange(3), "high": torch.arange(3, 6)}] * 2
+    assert learned(batches, [{0: torch.arange(6)}] * 2).paths == [("['low']", "['high']")]
+
+
 def test_a_part_of_a_tensor_is_covered_by_the_whole():
     """Language models look up all but the last token."""
     batches = [{"tokens": random_ids(21, s).view(3, 7)} for s in range(2)]

@@ -233,12 +233,50 @@ def test_goes_on_from_a_checkpoint_at_the_trained_position(tmp_path, is_sized):
         assert heard[True][0] == (2, [3], False)
 
 
+def test_a_resumed_epoch_has_its_own_order(tmp_path):
+    """Lightning makes the iterator before it sets the sampler's epoch: fetching then would give epoch 0's order."""
+
+    class Saving(Callback):
+        def on_train_epoch_end(self, trainer: Any, _: Any) -> None:
+            if trainer.current_epoch == 0:
+                trainer.save_checkpoint(tmp_path / "epoch-0.ckpt")
+
+    whole, _ = fit(Looking(), shuffled(), Saving())
+    rest, _ = fit(Looking(), shuffled(), ckpt_path=tmp_path / "epoch-0.ckpt")
+    assert 0 < len(rest.heard) < len(whole.heard) and rest.heard == whole.heard[-len(rest.heard) :]
+
+
+class Skipping(Listening):
+    """Leaves every epoch before its second batch."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        return -1 if batch_idx == 1 else None
+
+
+def test_an_iterator_that_goes_on_loses_no_batch():
+    """An abandoned iteration drops what it holds, unless the next one goes on where it was."""
+    for make in (endless, lambda: sized(4), EveryEpoch):
+        expected, _ = fit(Looking(wrapping=False), make(), model=Skipping(), max_epochs=3)
+        strategy = Looking()
+        model, _ = fit(strategy, make(), model=Skipping(), max_epochs=3)
+        assert model.heard == expected.heard and len(model.heard) == 3
+        trained = [batch for _, batch, _ in model.heard]
+        assert [plain(pair.current) for pair in strategy.pairs[::2]] == trained
+
+
 def test_the_state_after_a_fit_is_the_loaders_own():
-    """Lightning resets a DataLoader then."""
+    """Lightning resets a DataLoader then, which is a new one's state from there on."""
     loader = Stateful(3, sized=True)
     loader._iterator = None
-    _, trainer = fit(Looking(), loader, max_epochs=1)
-    assert trainer.fit_loop._combined_loader._state_dicts() == [loader.state_dict()]
+    _, trainer = fit(Looking(), loader, max_steps=1)
+    assert trainer.fit_loop._combined_loader._state_dicts() == [loader.state_dict()] == [{"position": 2, "finished": 0}]
+
+
+def test_a_batch_that_no_rank_trains_on_is_not_in_the_state():
+    """Another rank has none: this one's first batch is fetched and never handed out."""
+    wrapped = Lookahead(lambda bit: [bit, False], lambda _: None).process(Stateful(3, sized=False))
+    assert list(CombinedLoader(wrapped, "max_size_cycle")) == []
+    assert wrapped.state_dict() == {"position": 0, "finished": False}
 
 
 def test_attributes_are_the_loaders():

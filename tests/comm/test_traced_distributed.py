@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -15,13 +17,14 @@ from torch import Tensor
 
 from lightning_embrace.comm.base import Communicator
 from lightning_embrace.comm.connect import Connection
+from lightning_embrace.comm.queue import LowPriorityQueue, Slot
+from lightning_embrace.comm.traced import TracedCommunicator
 from lightning_embrace.monitor import chrome
 from lightning_embrace.monitor.files import write_together
 from lightning_embrace.monitor.span import Recording
 from lightning_embrace.monitor.timeline import Timeline
-from lightning_embrace.monitor.traced import TracedCommunicator
 from tests.monitor.schema import check
-from tests.support.ranks import Ranks
+from tests.support.ranks import Ranks, become_rank, free_port
 
 STEPS = 3
 #: sent by rank 0 and by rank 1 in every step, and the group
@@ -138,3 +141,87 @@ def issue_elsewhere() -> list[tuple[str, str, int | None]]:
 def test_what_a_background_thread_awaits_is_no_waiting(ranks: Callable[[int], Ranks]) -> None:
     shown = [("dense group", "block", 0), ("sparse group", "header", 1), ("waiting", "wait header", 1)]
     assert ranks(2).run(issue_elsewhere) == [shown, shown]
+
+
+def end_behind_compute() -> tuple[bool, bool]:
+    """An exchange ends while this rank computes, and is awaited only then."""
+    connection = connect()
+    timeline = Timeline(connection.communicator.rank, 2)
+    comm = TracedCommunicator(connection.communicator, timeline)
+    handle = comm.all_reduce(torch.ones(4), "dense", "block", low_priority=True)
+    deadline = time.monotonic() + 60
+    with timeline.span("backward", "compute"):
+        while timeline.recording().spans[0].args.get("unfinished") and time.monotonic() < deadline:
+            time.sleep(0.001)
+    handle.wait()
+    connection.close()
+    block, backward, wait = timeline.recording().spans
+    return block.end < backward.end, block.end < wait.begin
+
+
+def test_an_exchange_ends_when_it_ends_not_when_it_is_awaited(ranks: Callable[[int], Ranks]) -> None:
+    """Else every exchange would seem to last until its wait, and all of them to be hidden behind compute."""
+    assert ranks(2).run(end_behind_compute) == [(True, True)] * 2
+
+
+def fail_with_exchanges_under_way() -> None:
+    """A process that ends while a callback is pending in gloo's thread, and another rank that never comes."""
+    connection = connect()
+    if connection.communicator.rank == 1:
+        connection.control.wait_for_failure(60.0)
+        connection.abandon()
+        return
+    timeline = Timeline(0, 2)
+    comm = TracedCommunicator(connection.communicator, timeline)
+    handles = [comm.all_reduce(torch.ones(1000), "dense", f"block {k}", low_priority=True) for k in range(3)]
+    connection.fail(ValueError("boom"))
+    connection.abandon()
+    assert len(handles) == 3 and all(span.is_exchange for span in timeline.recording().spans)
+
+
+def test_a_failed_process_ends_in_spite_of_its_pending_exchanges() -> None:
+    """Gloo calls back from a thread of its own, which aborts a process that ends before: `abandon` ends them."""
+    port = free_port()
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_fail_as, args=(rank, port)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60.0)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    assert codes == [0, 0]
+
+
+def _fail_as(rank: int, port: int) -> None:
+    become_rank(rank, 2, port)
+    fail_with_exchanges_under_way()
+
+
+def through_the_queue() -> list[tuple[str, str, int | None]]:
+    """Asked for in step 0, its turn comes in step 1, where the training waits for it."""
+    connection = connect()
+    timeline = Timeline(connection.communicator.rank, 2)
+    comm = TracedCommunicator(connection.communicator, timeline)
+    queue = LowPriorityQueue(comm, recorder=timeline)
+    slots = [
+        Slot(lambda k=k: comm.all_reduce(torch.ones(4), "dense", f"block {k}", low_priority=True), f"block {k}")
+        for k in range(2)
+    ]
+    queue.append(slots)
+    comm.at_step(0)
+    queue.ready(slots[1])
+    comm.at_step(1)
+    queue.ready(slots[0])
+    assert all(bool((slot.wait() == 2).all()) for slot in slots)
+    queue.close()
+    connection.close()
+    return sorted((span.lane, span.name, span.step) for span in timeline.recording().spans)
+
+
+def test_the_low_priority_queue_shows_when_it_was_asked_and_who_waited(ranks: Callable[[int], Ranks]) -> None:
+    """Its own thread's waiting holds nobody up; the training's does."""
+    shown = [("dense group", "block 0", 1), ("dense group", "block 1", 0)]
+    shown += [("waiting", "wait block 0", 1), ("waiting", "wait block 1", 1)]
+    assert ranks(2).run(through_the_queue) == [shown, shown]

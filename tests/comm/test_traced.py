@@ -10,10 +10,10 @@ from torch import Tensor
 
 from lightning_embrace.comm.base import Communicator, LocalCommunicator
 from lightning_embrace.comm.fake import TwinCommunicator
+from lightning_embrace.comm.traced import TracedCommunicator
 from lightning_embrace.comm.traffic import Traffic
 from lightning_embrace.monitor.span import Span
 from lightning_embrace.monitor.timeline import Timeline
-from lightning_embrace.monitor.traced import TracedCommunicator
 
 
 def every_exchange(comm: Communicator) -> list[Tensor]:
