@@ -11,6 +11,12 @@ from torch.utils._pytree import tree_map_only
 from lightning_embrace.lookahead.ends import describe_refused, describe_unequal
 from lightning_embrace.lookahead.loader import Item, LookaheadLoader, Terms, wrap
 
+_DRAWS = (
+    "The training loader draws random numbers in the training process. No batch is fetched ahead, so that it and the"
+    " model get the same numbers as with ddp, and rows are exchanged when they are looked up. To overlap that with"
+    " compute, load in another process (`num_workers=1`) or draw from a generator of the loader's own."
+)
+
 
 class Pair(NamedTuple):
     """A batch and its successor, as the loaders gave them: on the CPU, before any transfer.
@@ -46,7 +52,7 @@ class Lookahead:
         self._loaders: list[LookaheadLoader] = []
         self._pairs: list[deque[tuple[Any, Item | None]]] = []
         self._fresh: list[bool] = []
-        self._begun = self._warned = False
+        self._begun = self._warned = self._warned_of_draws = False
 
     def process(
         self, loader: Any, length: int | None = None, limit: int | float = float("inf"), ahead: bool = True
@@ -152,6 +158,15 @@ class Lookahead:
     def deliver(self, index: int, batch: Any, successor: Item | None) -> None:
         """A batch is handed out."""
         self._pairs[index].append((batch, successor))
+
+    def saw(self, index: int, draws: bool) -> bool:
+        """Whether a loader draws random numbers on some rank; then nothing is held of it."""
+        if self._loaders[index]._wrapping.terms.length is None:  # where to ask follows from what is held: on all ranks
+            draws = any(self._ask(draws))
+        if draws and not self._warned_of_draws:
+            self._warned_of_draws = True
+            self._warn(_DRAWS)
+        return draws
 
     def _pop(self, index: int) -> tuple[Any, Any, bool] | None:
         pairs = self._pairs[index]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lightning_embrace.lookahead.ends import Ends
+from lightning_embrace.lookahead.randomness import random_state
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,18 @@ class Item:
     error: Exception | None = None
 
 
+@dataclass
+class Habits:
+    """What a loader was seen to do.
+
+    Attributes:
+        draws: It draws from the generators of this process for every batch, on some rank. A batch that is fetched
+            before its time would then get other random numbers, and so would the model. None: not seen yet.
+    """
+
+    draws: bool | None = None
+
+
 class Host(Protocol):
     """What the wrappers of one fit share."""
 
@@ -58,12 +71,17 @@ class Host(Protocol):
         """A batch is handed out; its successor is held, or it is not known."""
         ...
 
+    def saw(self, index: int, draws: bool) -> bool:
+        """Whether the loader draws random numbers on some rank. Collective for loaders without length."""
+        ...
+
 
 class Iteration(Iterator[Any]):
     """One iteration over a loader, for Lightning's fetcher.
 
     Nothing is fetched before the first batch is asked for: Lightning sets the sampler's epoch after it has made the
-    iterator.
+    iterator. And none is fetched ahead before the second of a fit was seen to draw no random numbers; the first may
+    draw a seed for all of them.
 
     Args:
         loader: The loader.
@@ -71,14 +89,18 @@ class Iteration(Iterator[Any]):
         terms: What was agreed about it.
         host: The fit's.
         index: The loader's number in the fit.
+        habits: What the loader was seen to do in earlier iterations.
     """
 
-    def __init__(self, loader: Any, source: Iterator[Any], terms: Terms, host: Host, index: int) -> None:
+    def __init__(
+        self, loader: Any, source: Iterator[Any], terms: Terms, host: Host, index: int, habits: Habits
+    ) -> None:
         self.ends = Ends()
         self.delivered = 0
         #: the loader's state after the last batch that was handed out; None: ask the loader
         self.state: Any = None
         self._loader, self._terms, self._host, self._index = loader, terms, host, index
+        self._habits = habits
         self._source: Iterator[Any] | None = source
         self._stateful = terms.ahead and is_stateful(loader)
         self._held: Item | None = None
@@ -87,12 +109,7 @@ class Iteration(Iterator[Any]):
     def __next__(self) -> Any:
         if self._over:
             raise StopIteration
-        item = self._held
-        if item is None:
-            if self.state is None:
-                self.state = self._state_now()
-            item = self._hold(self._fetch())
-            assert item is not None
+        item = self._held or self._fetch_now()
         if not self._host.agreed(self._index, self.delivered):
             if item.ended and item.state is not None:
                 self.state = item.state
@@ -125,11 +142,21 @@ class Iteration(Iterator[Any]):
 
     def _looks_ahead(self) -> bool:
         limits = (n for n in (self._terms.limit, self._terms.length) if n is not None)
-        return self._terms.ahead and all(self.delivered < n for n in limits)
+        return self._terms.ahead and self._habits.draws is False and all(self.delivered < n for n in limits)
 
-    def _hold(self, item: Item | None) -> Item | None:
+    def _hold(self, item: Item | None) -> None:
         self._held = item
         self.ends.hold(None if item is None else not item.ended)
+
+    def _fetch_now(self) -> Item:
+        if self.state is None:
+            self.state = self._state_now()
+        watched = self._terms.ahead and self._habits.draws is None and self.delivered > 0
+        before = random_state() if watched else None
+        item = self._fetch()
+        if watched:
+            self._habits.draws = self._host.saw(self._index, random_state() != before)
+        self._hold(item)
         return item
 
     def _fetch(self) -> Item:
@@ -205,6 +232,7 @@ class Wrapping:
     def __init__(self, loader: Any, terms: Terms, host: Host, index: int) -> None:
         self.loader, self.terms, self.host, self.index = loader, terms, host, index
         self.iteration: Iteration | None = None
+        self.habits = Habits()
         #: the fit is over, or has other loaders now: the wrapper is nothing but its loader
         self.closed = False
 
@@ -214,7 +242,7 @@ class Wrapping:
             return iter(self.loader)
         self.host.begin(self.index)
         source = iter(self.loader)
-        iteration = Iteration(self.loader, source, self.terms, self.host, self.index)
+        iteration = Iteration(self.loader, source, self.terms, self.host, self.index, self.habits)
         if self.iteration is not None:
             if source is self.loader:
                 iteration.go_on(self.iteration)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
@@ -135,27 +137,25 @@ def test_ranks_with_unequal_loaders_train_alike(world_size, loaders, mode, epoch
 @pytest.mark.parametrize("kind", [Sized, Unsized])
 def test_the_pair_is_the_successor(kind):
     rank = Rank(0, Meetings(1)).train([kind(3)], "max_size_cycle", epochs=2)
-    assert [(p.current, p.successor, p.known) for p in rank.pairs] == [
-        ([0], [1], True),
-        ([1], [2], True),
-        ([2], None, False),
-    ] * 2
+    known = [([0], [1], True), ([1], [2], True), ([2], None, False)]
+    assert rank.pairs == [([0], None, False), *known[1:], *known]
 
 
 def test_a_single_loader_of_empty_batches_keeps_its_pairs():
     """Lightning calls no hook for a batch that is None."""
     lookahead = Lookahead(lambda bit: [bit], print)
     combined = CombinedLoader(lookahead.process([1, None, 2], 3), "max_size_cycle")
-    fetched = [batch for batch, *_ in combined]
-    pairs = [lookahead.next_batch(combined.iterables) for batch in fetched if batch is not None]
+    for _ in range(2):
+        fetched = [batch for batch, *_ in combined]
+        pairs = [lookahead.next_batch(combined.iterables) for batch in fetched if batch is not None]
     assert pairs == [(1, None, True), (2, None, False)]
 
 
 def test_a_batch_that_is_not_handed_out_is_no_successor():
     """Lightning asks for the batch after next before a step: where that is agreed to be none, its ids are not sent."""
-    ranks = together(2, lambda rank: rank.train([Unsized([3, 2][rank.rank])], "min_size"))
+    ranks = together(2, lambda rank: rank.train([Unsized([4, 3][rank.rank])], "min_size"))
     for rank in ranks:
-        assert [p.known for p in rank.pairs] == [True, False]
+        assert [p.known for p in rank.pairs] == [False, True, False]
 
 
 def test_one_warning_names_the_ranks():
@@ -181,5 +181,44 @@ def test_unequal_ends_raise_on_every_rank():
 def test_headers_tell_what_would_have_to_be_asked():
     """Only the batches that Lightning fetches before the first step are asked for."""
     rank = Rank(0, Meetings(1)).train([Unsized(5)], "min_size")
-    assert rank.asked == 2
-    assert Rank(0, Meetings(1)).train([Sized(5)], "min_size").asked == 0
+    assert rank.asked == 3  # and once whether it draws random numbers
+    assert Rank(0, Meetings(1)).train([Unsized(5)], "min_size", epochs=3).asked == 3 + 2 * 2
+    assert Rank(0, Meetings(1)).train([Sized(5)], "min_size", epochs=3).asked == 0
+
+
+class Drawing(Unsized):
+    """Draws a seed at first, and random numbers for every batch on rank 1."""
+
+    def __init__(self, count: int, rank: int) -> None:
+        super().__init__(count)
+        self.rank, self.fetched = rank, 0
+
+    def __iter__(self) -> Iterator[int]:
+        with LOCK:
+            torch.rand(1)
+        for i in range(self.count):
+            self.fetched += 1
+            if self.rank == 1:
+                random.random()
+            yield i
+
+
+LOCK = threading.Lock()
+
+
+def test_no_rank_fetches_ahead_where_one_draws_random_numbers():
+    """Lightning holds a batch itself, and asks for it at the same place on every rank."""
+
+    def run(rank: Rank) -> Rank:
+        loader = Drawing(4, rank.rank)
+        wrapped = rank.lookahead.process(loader)
+        batches = iter(CombinedLoader(wrapped, "min_size"))
+        for number in range(1, 4):
+            next(batches)
+            rank.meetings.gather(rank.rank, "step", 0)
+            assert loader.fetched == number
+        return rank
+
+    for rank in together(2, run):
+        (warning,) = rank.warnings
+        assert "draws random numbers in the training process" in warning

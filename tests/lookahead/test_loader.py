@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random as random_
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.utilities import CombinedLoader
+from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
@@ -20,7 +23,7 @@ class Reloading(Listening):
     """Another loader in every epoch."""
 
     def train_dataloader(self) -> Any:
-        return sized(2, start=10 * self.trainer.current_epoch)
+        return sized(3, start=10 * self.trainer.current_epoch)
 
 
 class Again(list[Any]):
@@ -117,7 +120,8 @@ def test_pairs_each_batch_with_its_successor(case):
     model, _ = fit(strategy, make(), **arguments)
     trained = [entry for entry in model.heard if isinstance(entry[0], int)]
     assert [plain(pair.current) for pair in strategy.pairs] == [batch for _, batch, _ in trained]
-    for pair, (_, _, last), following in zip(strategy.pairs, trained, [*trained[1:], None]):
+    assert not any(pair.known for pair in strategy.pairs[:1])  # it is not known yet whether the loader draws
+    for pair, (_, _, last), following in list(zip(strategy.pairs, trained, [*trained[1:], None]))[1:]:
         if following is None or following[0] == 0:
             # the end of the data; a fit may end before it, and a combination before the ends of all its loaders
             assert not (pair.known and last) or type(make()) in (CombinedLoader, list)
@@ -159,7 +163,7 @@ def test_loaders_are_reloaded():
     assert model.heard == expected.heard
     trained = [entry[1] for entry in model.heard if isinstance(entry[0], int)]
     assert [plain(p.successor) if p.known else None for p in strategy.pairs] == [
-        trained[1], None, trained[3], None, trained[5], None,
+        None, trained[2], None, None, trained[5], None, None, trained[8], None,
     ]  # fmt: skip
 
 
@@ -192,6 +196,50 @@ def test_whoever_else_iterates_disturbs_nothing(make):
     assert model.heard == expected.heard and strategy.asked == alone.asked
     assert [plain(p) for p in strategy.pairs] == [plain(p) for p in alone.pairs]
     assert straying.seen[0] == [plain(batch) for batch in make()]
+
+
+class Augmented(list[Any]):
+    """A dataset that draws random numbers for every sample, as augmentations and negative samples do."""
+
+    def __init__(self, draw: Callable[[], Any]) -> None:
+        super().__init__(range(8))
+        self.draw = draw
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return torch.tensor([float(index), float(self.draw())])
+
+
+class Dropping(Listening):
+    """Draws random numbers in every step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.heard.append((torch.rand(1).item(), random_.random(), np.random.rand()))
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(1), lambda: random_.random(), lambda: np.random.rand()])
+def test_random_numbers_come_in_the_order_of_plain_training(draw):
+    """Loader and model draw from the same generator: fetching ahead would give both other numbers than ddp has."""
+    heard = {}
+    for wrapping in (True, False):
+        seed_everything(4, verbose=False)
+        strategy = Looking(wrapping=wrapping)
+        model, _ = fit(strategy, DataLoader(Augmented(draw), batch_size=2, shuffle=True), model=Dropping())
+        heard[wrapping] = model.heard
+        assert len(strategy.warnings) == wrapping
+    assert heard[True] == heard[False]
+
+
+def test_a_seed_drawn_once_does_not_matter():
+    """A shuffling sampler draws a seed from the shared generator in every epoch: what follows is its own."""
+    heard = {}
+    for wrapping in (False, True):
+        seed_everything(4, verbose=False)
+        strategy = Looking(wrapping=wrapping)
+        model, _ = fit(strategy, sized(4, shuffle=True), model=Dropping())
+        heard[wrapping] = model.heard
+    assert heard[True] == heard[False]
+    assert not strategy.warnings and sum(pair.known for pair in strategy.pairs) == 5
 
 
 class Failing:
@@ -268,8 +316,8 @@ def test_the_state_after_a_fit_is_the_loaders_own():
     """Lightning resets a DataLoader then, which is a new one's state from there on."""
     loader = Stateful(3, sized=True)
     loader._iterator = None
-    _, trainer = fit(Looking(), loader, max_steps=1)
-    assert trainer.fit_loop._combined_loader._state_dicts() == [loader.state_dict()] == [{"position": 2, "finished": 0}]
+    _, trainer = fit(Looking(), loader, max_steps=2)
+    assert trainer.fit_loop._combined_loader._state_dicts() == [loader.state_dict()] == [{"position": 3, "finished": 0}]
 
 
 def test_a_batch_that_no_rank_trains_on_is_not_in_the_state():
