@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,7 +70,9 @@ class Foresight:
             version: How often the tables have changed.
             plan: Fingerprint of the dense blocks.
         """
-        may_split, keeps = self._asked_of(list(optimizers))
+        optimizers = list(optimizers)
+        may_split = [reason is None for reason in why_whole(self._tables, optimizers)]
+        keeps = rows_that_stay(self._tables, optimizers)
         self._ahead.meet(Outlook(known.ids, known.word, self.moved, may_split, keeps), step, version, plan)
         self.moved = False
         early, self._early = self._early, None
@@ -140,17 +142,32 @@ class Foresight:
         planned = [(t, ids) for t in self._tables if (ids := self._plan.ids[t.index]) is not None]
         return [{t.index: choose(rank, t, ids[rank]) for t, ids in planned} for rank in range(self._comm.world_size)]
 
-    def _asked_of(self, optimizers: list[Optimizer]) -> tuple[list[bool], list[bool]]:
-        """By table, whether its update may come in parts, and whether rows without gradient stay as they are."""
-        may_split, keeps = [False] * len(self._tables), [False] * len(self._tables)
-        index_of = {id(t.parameter): t.index for t in self._tables}
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                for index in (index_of[id(p)] for p in group["params"] if id(p) in index_of):
-                    sparse = self._tables[index].sparse
-                    may_split[index] = splits(optimizer, group, sparse) is None
-                    keeps[index] = not touches_all_rows(optimizer, group, sparse)
-        return may_split, keeps
+
+def why_whole(tables: list[ShardedTable], optimizers: Iterable[Optimizer]) -> list[str | None]:
+    """By table, why its update cannot come in parts; None where it can."""
+    reasons: list[str | None] = ["no optimizer trains it"] * len(tables)
+    for table, optimizer, group in _trained(tables, optimizers):
+        reasons[table.index] = splits(optimizer, group, table.sparse)
+    return reasons
+
+
+def rows_that_stay(tables: list[ShardedTable], optimizers: Iterable[Optimizer]) -> list[bool]:
+    """By table, whether rows without gradient keep their weights in a step."""
+    keeps = [False] * len(tables)
+    for table, optimizer, group in _trained(tables, optimizers):
+        keeps[table.index] = not touches_all_rows(optimizer, group, table.sparse)
+    return keeps
+
+
+def _trained(
+    tables: list[ShardedTable], optimizers: Iterable[Optimizer]
+) -> Iterator[tuple[ShardedTable, Optimizer, dict[str, Any]]]:
+    table_of = {id(t.parameter): t for t in tables}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) in table_of:
+                    yield table_of[id(parameter)], optimizer, group
 
 
 def _touched(table: ShardedTable, world_size: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -70,10 +70,17 @@ def table_cost(spec: TableSpec, usage: Usage, world_size: int, wire_itemsize: in
 
 
 def render_plan(
-    specs: Sequence[TableSpec], usage: dict[str, Usage], world_size: int, wire_itemsize: int | None = None
+    specs: Sequence[TableSpec],
+    usage: dict[str, Usage],
+    world_size: int,
+    wire_itemsize: int | None = None,
+    whole: Mapping[str, str | None] | None = None,
+    notes: Sequence[str] = (),
 ) -> Table:
-    """Draws the plan as a table for people."""
-    table = Table(title=f"EmbRace on {_ranks(world_size)}", title_justify="left")
+    """Draws the plan as a table for people; the arguments are those of :func:`print_plan`."""
+    caption = "; ".join(notes) or None
+    table = Table(title=f"EmbRace on {_ranks(world_size)}", title_justify="left", caption=caption)
+    table.caption_justify = "left"
     table.add_column("table", overflow="fold")
     table.add_column("rows × columns", justify="right")
     table.add_column("place")
@@ -82,6 +89,8 @@ def render_plan(
     for name in ("ddp dense", "ddp sparse", "here"):
         table.add_column(f"{name}\nsent a step", justify="right")
     table.add_column("weight\na rank", justify="right")
+    if whole:
+        table.add_column("gradient", overflow="fold")
     for spec in specs:
         rows, columns = spec.shape
         known = spec.name in usage
@@ -96,6 +105,7 @@ def render_plan(
             human_bytes(cost.ddp_sparse) if known or spec.place in ("dense", "frozen") else "–",
             human_bytes(cost.here) if known or spec.place in ("dense", "frozen") else "–",
             human_bytes(cost.memory),
+            *([_in_parts(whole[spec.name]) if spec.name in whole else "–"] if whole else []),
         )
     return table
 
@@ -106,6 +116,8 @@ def print_plan(
     world_size: int,
     wire_itemsize: int | None = None,
     bar: Any = None,
+    whole: Mapping[str, str | None] | None = None,
+    notes: Sequence[str] = (),
 ) -> None:
     """Prints the plan to stderr, where warnings go, without breaking a progress bar.
 
@@ -115,10 +127,12 @@ def print_plan(
         world_size: N.
         wire_itemsize: Bytes of an element of exchanged rows, None: the table's.
         bar: Lightning's progress bar callback, if there is one.
+        whole: By table, why its gradient comes in one part; None where it comes in several.
+        notes: More to say below.
     """
     with _console_beside(bar) as console:
         if specs:
-            console.print(render_plan(specs, usage, world_size, wire_itemsize))
+            console.print(render_plan(specs, usage, world_size, wire_itemsize, whole, notes))
         else:
             console.print(f"EmbRace on {_ranks(world_size)}: no embedding table, all gradients are averaged as in ddp")
 
@@ -135,6 +149,10 @@ def _console_beside(bar: Any) -> Iterator[Console]:
         console.width = 140
     with tqdm.external_write_mode(sys.stderr):  # takes bars away, and puts them back below
         yield console
+
+
+def _in_parts(reason: str | None) -> str:
+    return "in parts" if reason is None else f"whole: {reason}"
 
 
 def _ranks(world_size: int) -> str:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from lightning_embrace.comm.base import Communicator
 from lightning_embrace.comm.queue import InlineQueue, LowPriorityQueue
-from lightning_embrace.foresight import Foresight, Known
+from lightning_embrace.foresight import Foresight, Known, why_whole
 from lightning_embrace.monitor.timeline import Profiled, Recorder
 from lightning_embrace.optim.split import may_defer
 from lightning_embrace.rows import RowSource
@@ -30,6 +30,9 @@ from lightning_embrace.tables.headers import Act, act_together
 from lightning_embrace.tables.replicated import ReplicatedSync, ReplicatedTable
 from lightning_embrace.tables.table import ShardedTable
 from lightning_embrace.tables.usage import Usage, usage_of
+
+#: step hooks that a session sets on each optimizer
+STEP_HOOKS = 1
 
 
 class Session:
@@ -233,7 +236,9 @@ class Session:
     def _take_dense(self) -> None:
         """Puts the averages into ``grad``, or leaves them for whoever reads their parameters next."""
         # whether this rank waits is its own affair: the AllReduces are on their way
-        defers = self.relaxed and self.schedule.horizontal and not any(map(may_defer, self._optimizers, repeat(1)))
+        defers = (
+            self.relaxed and self.schedule.horizontal and not any(map(may_defer, self._optimizers, repeat(STEP_HOOKS)))
+        )
         for block in self._dense.blocks:
             if defers and not block.is_done():
                 for parameter in block.parameters:
@@ -312,6 +317,12 @@ class Session:
 
     def _before_optimizer_state(self, *_: object) -> None:
         self.pending.settle_all()
+
+    def why_whole(self) -> dict[str, str | None]:
+        """By table, why its gradient comes in one part; None where it comes in several. Empty where none could."""
+        if not (self.schedule.vertical and self.relaxed and self.foresight is not None and self.rows.foreseen):
+            return {}
+        return {t.name: why for t, why in zip(self.tables, why_whole(self.tables, self._optimizers))}
 
     def usage(self) -> dict[str, Usage]:
         """What was looked up in the last backward pass' step, by table. Known between that and the optimizer's step."""

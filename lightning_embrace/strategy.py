@@ -13,6 +13,7 @@ from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_embrace.announce import AnnouncingMixin
 from lightning_embrace.batches import BatchesMixin
 from lightning_embrace.comm.connect import Connection
 from lightning_embrace.comm.serve import RowService
@@ -26,7 +27,6 @@ from lightning_embrace.lookahead.source import Source, make_source
 from lightning_embrace.monitor.timeline import Profiled, Recorder, Timeline
 from lightning_embrace.namespaces import LIGHTNING, Namespace, other
 from lightning_embrace.optim.check import check_optimizers
-from lightning_embrace.plan import print_plan
 from lightning_embrace.refusals import check_callbacks, check_model, check_trainer
 from lightning_embrace.relaxation import why_not_relaxed
 from lightning_embrace.saving import SavingMixin
@@ -42,7 +42,7 @@ _TIMEOUT = timedelta(minutes=30)
 _MODULE = {"lightning.pytorch": "lightning_embrace", "pytorch_lightning": "lightning_embrace.pytorch_lightning"}
 
 
-class EmbRaceMixin(SavingMixin, BatchesMixin, TracingMixin, DistributedMixin):
+class EmbRaceMixin(SavingMixin, BatchesMixin, AnnouncingMixin, TracingMixin, DistributedMixin):
     """The strategy without its base class, which differs between the two namespaces of Lightning."""
 
     namespace: ClassVar[Namespace]
@@ -271,13 +271,8 @@ class EmbRaceMixin(SavingMixin, BatchesMixin, TracingMixin, DistributedMixin):
             if session.stop_agreed and not self._stopping:
                 self._stopping = True
                 self._sigterm.deliver()
-        if self._synchronise and not self._plan_printed:
-            self._plan_printed = True
-            if self.is_global_zero:
-                wire = self.config.wire_dtype
-                itemsize = wire.itemsize if wire is not None else None
-                bar = module.trainer.progress_bar_callback
-                print_plan(session.specs, session.usage(), self.world_size, itemsize, bar)
+        if self._synchronise:
+            self._announce()
         loss = self.precision_plugin.post_backward(loss, module)
         self.post_backward(loss)
         return loss

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -37,12 +38,21 @@ def strategy_of(folder: Path, init_args: dict[str, Any], *flags: str, class_path
     return pl.cli.LightningCLI(model, run=False, save_config_callback=None, args=args).trainer.strategy
 
 
+def foresee(batch: Any) -> Mapping[str, torch.Tensor]:
+    """A look-ahead by import path."""
+    return {"encoder.words": batch["words"]}
+
+
 def test_every_argument(tmp_path: Path) -> None:
     strategy = strategy_of(
         tmp_path,
         {
             "tables": ["encoder.*", "!encoder.tags"],
             "schedule": "fifo",
+            "lookahead": f"{__name__}.foresee",
+            "uneven_loaders": "raise",
+            "chunk_bytes": 1000,
+            "trace": "trace.json",
             "wire_dtype": "bf16",
             "process_group_backend": "gloo",
             "timeout": "0:10:00",
@@ -56,6 +66,8 @@ def test_every_argument(tmp_path: Path) -> None:
     assert isinstance(strategy.cluster_environment, LightningEnvironment)
     assert config.tables == ("encoder.*", "!encoder.tags")
     assert (config.schedule, config.wire_dtype, config.start_method) == ("fifo", torch.float16, "spawn")
+    assert (config.lookahead, config.uneven_loaders) == (foresee, "raise")
+    assert (config.chunk_bytes, config.trace) == (1000, "trace.json")
     assert (config.process_group_backend, config.timeout) == ("gloo", timedelta(minutes=10))
 
 
@@ -70,12 +82,12 @@ def test_names(tmp_path: Path) -> None:
         ({"wire_dtype": "fp8"}, "Literal['bf16', 'fp16']"),
         ({"start_method": "thread"}, "Literal['popen', 'spawn', 'fork', 'forkserver']"),
         ({"timeout": 600}, 'a string with form "h:m:s"'),
+        ({"schedule": "3d"}, "Literal['2d', 'horizontal', 'vertical', 'fifo']"),
+        ({"lookahead": 3}, "Literal['auto', 'off']"),
+        ({"uneven_loaders": "wait"}, "Literal['stop', 'raise']"),
         # what has not landed yet
-        ({"schedule": "2d"}, "Literal['fifo']"),
-        ({"lookahead": "auto"}, "'lookahead' is not accepted"),
         ({"communication": "horovod"}, "'communication' is not accepted"),
         ({"state_dict_type": "full"}, "'state_dict_type' is not accepted"),
-        ({"trace": "trace.json"}, "'trace' is not accepted"),
     ],
     ids=str,
 )
@@ -90,6 +102,7 @@ def test_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], init_args: 
 @pytest.mark.parametrize(
     ("init_args", "said"),
     [
+        ({"chunk_bytes": 0}, r"EmbRaceStrategy\(chunk_bytes=0\): give a positive number of bytes"),
         ({"tables": [""]}, r"EmbRaceStrategy\(tables=\[''\]\): every pattern must be a non-empty string"),
         ({"timeout": "-1 day, 0:00:00"}, r"EmbRaceStrategy\(timeout=.*\): give a positive datetime.timedelta"),
         ({"process_group_backend": "mpi2"}, r"process_group_backend='mpi2'\): torch.distributed knows 'gloo', 'nccl'"),

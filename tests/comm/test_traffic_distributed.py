@@ -28,9 +28,9 @@ from tests.support.training import train
 STEPS = 5
 ELEMENT, ID, FIELD, FLAG, SIZE = 8, 4, 8, 1, 4
 #: header fields of the exchange that closes a backward pass, beside those of each table
-STOP_FIELDS = 1
+STOP_FIELDS = 2
 #: header fields of one table in it
-CLOSING_FIELDS = 4
+CLOSING_FIELDS = 5
 
 
 class Single(Local, OneTable):
@@ -71,7 +71,7 @@ def count(make: Callable[[], Any], world_size: int, shape: dict[str, int], **arg
     """Runs in a worker."""
     data = [step[int(os.environ["LOCAL_RANK"])] for step in batches(STEPS, world_size, **shape)]
     counter = Counter()
-    train(make, data, EmbRaceStrategy(tables=["*"]), world_size, callbacks=[counter], **arguments)
+    train(make, data, EmbRaceStrategy(tables=["*"], schedule="fifo"), world_size, callbacks=[counter], **arguments)
     return counter.steps
 
 
@@ -132,8 +132,8 @@ def test_one_look_up(ranks: Callable[[int], Ranks], world_size: int, columns: in
                 assert step.sent == {}
                 continue
             tables = [unique([batch["ids"] for batch in data[number]])]
-            # one look-up and END, then the closing header
-            header = (2 * len(Header._fields) + CLOSING_FIELDS + STOP_FIELDS) * FIELD * (world_size - 1)
+            # the beginning, one look-up and END, then the closing header
+            header = (3 * len(Header._fields) + CLOSING_FIELDS + STOP_FIELDS) * FIELD * (world_size - 1)
             # weight and bias of the head, and a flag for each
             dense = ring_bytes((3 * columns + 3 + 2) * ELEMENT, world_size)
             exact = {"ids": ids_of(tables, columns, rank), "header": (header, header), "dense": (dense, dense)}
@@ -155,7 +155,7 @@ def test_three_look_ups_of_two_tables_with_padding(
             tables = [words, unique(ids, padding=1)]
             check(step, vectors(tables, columns, rank) | {"ids": ids_of(tables, columns, rank)})
             missing = [bool(torch.isin((i + 3) % VOCABULARY, i).logical_not().any()) for i in ids]
-            rounds = 2 + any(missing) + 1
+            rounds = 1 + 2 + any(missing) + 1
             header = (rounds * len(Header._fields) + 2 * CLOSING_FIELDS + STOP_FIELDS) * FIELD * (world_size - 1)
             check(step, {"header": (header, header)})
             assert step.calls["header"] == rounds + 1
@@ -188,3 +188,35 @@ def test_long_bags_travel_as_vectors(ranks: Callable[[int], Ranks], world_size: 
     for rank in range(world_size):
         for step in counted[rank]:
             check(step, vectors([bags], columns, rank) | {"ids": (ids, ids)})
+
+
+class Total(Callback):
+    """Keeps the counters of the whole fit, until the tables are gathered."""
+
+    def on_train_end(self, trainer: Any, *_: Any) -> None:
+        self.step = Step(*(dict(getattr(trainer.strategy.traffic, kind)) for kind in Step._fields))
+
+
+def count_all(make: Callable[[], Any], world_size: int, schedule: Any) -> Step:
+    """Runs in a worker."""
+    data = [step[int(os.environ["LOCAL_RANK"])] for step in batches(STEPS, world_size)]
+    total = Total()
+    train(make, data, EmbRaceStrategy(tables=["*"], schedule=schedule), world_size, callbacks=[total])
+    return total.step
+
+
+@pytest.mark.parametrize("schedule", ["2d", "horizontal", "vertical"])
+@pytest.mark.parametrize(("world_size", "columns"), [(2, 5), (3, 10)], ids=lambda value: str(value))
+def test_a_schedule_changes_when_and_not_how_much(
+    ranks: Callable[[int], Ranks], world_size: int, columns: int, schedule: str
+) -> None:
+    """Early, other, prior and delayed rows together are the rows of the formula; no row travels twice."""
+    data = batches(STEPS, world_size)
+    make = functools.partial(Single, columns, False, "sgd")
+    counted = ranks(world_size).run(count_all, make, world_size, schedule)
+    for rank in range(world_size):
+        tables = [unique([batch["ids"] for batch in step]) for step in data]
+        per_step = [vectors([table], columns, rank) for table in tables]
+        for kind in ("rows", "grads"):
+            sent, received = (sum(step[kind][way] for step in per_step) for way in (0, 1))
+            assert (counted[rank].sent[kind], counted[rank].received[kind]) == (sent, received), kind

@@ -1,17 +1,27 @@
-"""The matrix of exactness: every way to train × every kind of table × N × D."""
+"""The matrix of exactness: every way to train × every kind of table × N × D × schedule."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
-from tests.support.models import Bag, ManualBag, ManualOneTable, ManualTwoTables, OneTable, Small, TwoTables
+from lightning_embrace.schedule.order import Name
+from tests.support.models import (
+    OPTIMIZERS,
+    Bag,
+    ManualBag,
+    ManualOneTable,
+    ManualTwoTables,
+    OneTable,
+    Small,
+    TwoTables,
+)
 
 DENSE = ("sgd", "momentum", "adam", "adamw", "adagrad")
 #: of SparseAdam's two, the first trains a model of nothing but tables, the other one is stepped by hand beside SGD
-SPARSE = ("sgd", "adagrad", "sparseadam", "sparseadam by hand")
+SPARSE = ("sgd", "adagrad", "sparseadam", "sparseadam by hand", *(o for o in OPTIMIZERS if o.startswith("our ")))
 TRAININGS = (*(f"{o}, dense" for o in DENSE), *(f"{o}, sparse" for o in SPARSE))
 MODELS: dict[str, tuple[type[Small], type[Small]]] = {
     "embedding": (OneTable, ManualOneTable),
@@ -20,6 +30,7 @@ MODELS: dict[str, tuple[type[Small], type[Small]]] = {
 }
 WORLD_SIZES = (1, 2, 3)
 COLUMNS = (2, 10, 16)
+SCHEDULES: tuple[Name, ...] = get_args(Name)
 
 
 class Case(NamedTuple):
@@ -29,9 +40,10 @@ class Case(NamedTuple):
     model: str
     world_size: int
     columns: int
+    schedule: Name
 
     def __str__(self) -> str:
-        return f"{self.training} {self.model} N={self.world_size} D={self.columns}"
+        return f"{self.training} {self.model} N={self.world_size} D={self.columns} {self.schedule}"
 
     def make(self) -> Callable[[], Small]:
         """Builds the model; can be pickled."""
@@ -43,8 +55,10 @@ class Case(NamedTuple):
         return functools.partial(automatic, self.columns, kind == "sparse", optimizer, head)
 
 
-#: all of it, by N so that worker processes are used one pool after the other
+#: all of it, by N so that worker processes are used one pool after the other; schedules last: they share a reference
 MATRIX = [
-    Case(training, model, world_size, columns)
-    for world_size, training, model, columns in itertools.product(WORLD_SIZES, TRAININGS, MODELS, COLUMNS)
+    Case(training, model, world_size, columns, schedule)
+    for world_size, training, model, columns, schedule in itertools.product(
+        WORLD_SIZES, TRAININGS, MODELS, COLUMNS, SCHEDULES
+    )
 ]

@@ -11,18 +11,23 @@ from lightning_embrace import EmbRaceStrategy
 from tests.exactness.cases import MATRIX, Case
 from tests.exactness.sample import SAMPLE
 from tests.support.ranks import Ranks
-from tests.support.training import assert_equal, on_rank, reference
+from tests.support.training import Outcome, assert_equal, on_rank, reference
 
 STEPS = 30
-STRATEGY = functools.partial(EmbRaceStrategy, tables=["*"])
+
+
+@functools.lru_cache(maxsize=1)
+def plain(case: Case) -> Outcome:
+    """The numbers of one process, whatever the schedule."""
+    return reference(case.make(), STEPS, case.world_size)
 
 
 def check(ranks: Callable[[int], Ranks], case: Case) -> None:
-    make, world_size = case.make(), case.world_size
-    plain = reference(make, STEPS, world_size)
-    assert len(plain.losses) == STEPS
-    for ours in ranks(world_size).run(on_rank, STRATEGY, make, STEPS, world_size):
-        assert_equal(ours, plain)
+    theirs = plain(case._replace(schedule="fifo"))
+    assert len(theirs.losses) == STEPS
+    strategy = functools.partial(EmbRaceStrategy, tables=["*"], schedule=case.schedule)
+    for ours in ranks(case.world_size).run(on_rank, strategy, case.make(), STEPS, case.world_size):
+        assert_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("case", SAMPLE, ids=str)

@@ -2,7 +2,7 @@
 
 import itertools
 
-from tests.exactness.cases import COLUMNS, MATRIX, MODELS, TRAININGS, WORLD_SIZES, Case
+from tests.exactness.cases import COLUMNS, MATRIX, MODELS, SCHEDULES, TRAININGS, WORLD_SIZES, Case
 from tests.exactness.sample import SAMPLE
 
 
@@ -22,4 +22,5 @@ def test_the_sample_is_part_of_the_matrix_without_repetition() -> None:
 
 
 def test_the_matrix_is_the_full_product() -> None:
-    assert len(set(MATRIX)) == len(MATRIX) == len(TRAININGS) * len(MODELS) * len(WORLD_SIZES) * len(COLUMNS)
+    size = len(TRAININGS) * len(MODELS) * len(WORLD_SIZES) * len(COLUMNS) * len(SCHEDULES)
+    assert len(set(MATRIX)) == len(MATRIX) == size

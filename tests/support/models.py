@@ -8,6 +8,8 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
+from lightning_embrace import optim
+
 VOCABULARY = 23
 OPTIMIZERS: dict[str, Any] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -16,6 +18,10 @@ OPTIMIZERS: dict[str, Any] = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05),
     "sparseadam": lambda p: torch.optim.SparseAdam(p, lr=0.01),
+    "our adam": lambda p: optim.Adam(p, lr=0.01),
+    "our adamw": lambda p: optim.AdamW(p, lr=0.01, weight_decay=0.1),
+    "our momentum": lambda p: optim.SGD(p, lr=0.1, momentum=0.9),
+    "our adagrad": lambda p: optim.Adagrad(p, lr=0.05),
 }
 
 
