@@ -39,7 +39,7 @@ class EmbRaceConfig:
     start_method: StartMethod
     lookahead: Lookahead
     uneven_loaders: UnevenLoaders
-    chunk_bytes: int
+    chunk_bytes: int | None
     trace: str | None
 
     @classmethod
@@ -53,7 +53,7 @@ class EmbRaceConfig:
         start_method: str,
         lookahead: Lookahead,
         uneven_loaders: str,
-        chunk_bytes: int,
+        chunk_bytes: int | None,
         trace: str | Path | None,
     ) -> EmbRaceConfig:
         """Validates the arguments as a user writes them."""
@@ -75,8 +75,8 @@ class EmbRaceConfig:
                 )
         check_lookahead(lookahead)
         _check("uneven_loaders", uneven_loaders, get_args(UnevenLoaders))
-        if not isinstance(chunk_bytes, int) or chunk_bytes < 1:
-            raise ValueError(f"EmbRaceStrategy(chunk_bytes={chunk_bytes!r}): give a positive number of bytes.")
+        if chunk_bytes is not None and (not isinstance(chunk_bytes, int) or chunk_bytes < 1):
+            raise ValueError(f"EmbRaceStrategy(chunk_bytes={chunk_bytes!r}): give a positive number of bytes, or None.")
         if not isinstance(timeout, timedelta) or timeout <= timedelta(0):
             raise ValueError(f"EmbRaceStrategy(timeout={timeout!r}): give a positive datetime.timedelta.")
         return cls(

@@ -16,7 +16,7 @@ from lightning_embrace.foresight import Foresight, Known, why_whole
 from lightning_embrace.monitor.timeline import Profiled, Recorder
 from lightning_embrace.optim.split import may_defer
 from lightning_embrace.rows import RowSource
-from lightning_embrace.schedule.blocks import CHUNK_BYTES
+from lightning_embrace.schedule.blocks import tuned_chunk
 from lightning_embrace.schedule.buffers import BufferSync, broadcast_tensors
 from lightning_embrace.schedule.dense import DenseSync
 from lightning_embrace.schedule.gate import ParameterGate
@@ -49,7 +49,7 @@ class Session:
         comm: Carries the exchanges.
         wire_dtype: dtype of rows and gradients on the wire, None: the table's.
         schedule: What travels when.
-        chunk_bytes: How much of a dense block travels at once.
+        chunk_bytes: How much of a dense block travels at once; None: tuned to the wire.
         recorder: Gets to know what runs when.
     """
 
@@ -60,7 +60,7 @@ class Session:
         comm: Communicator,
         wire_dtype: torch.dtype | None = None,
         schedule: Schedule = FIFO,
-        chunk_bytes: int = CHUNK_BYTES,
+        chunk_bytes: int | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         self.comm = comm
@@ -77,6 +77,8 @@ class Session:
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._optimizers: list[Optimizer] = []
         self._cut = 0
+        self._fixed_chunk = chunk_bytes
+        self._chunk = chunk_bytes or tuned_chunk(0)
         self.pending = PendingUpdates(recorder or Profiled())
         self.foresight: Foresight | None = None
         self.rows = RowSource(comm, lambda table: self._shards.shown(table))
@@ -88,7 +90,7 @@ class Session:
         dense = {name: p for name, p in model.named_parameters() if id(p) not in apart}
         broadcast_tensors(comm, [*dense.values(), *(s.parameter for s in whole), *model.buffers()], "setup")
         self._queue = InlineQueue() if comm.world_size == 1 else LowPriorityQueue(comm, recorder=recorder)
-        self._dense = DenseSync(comm, self._queue, dense, chunk_bytes, self._in_backward)
+        self._dense = DenseSync(comm, self._queue, dense, self._in_backward)
         self._gradients = GradientExchange(comm, self.tables)
         self._replicated = ReplicatedSync(comm, [ReplicatedTable(s.name, s.parameter, s.sparse) for s in whole])
         self._guard = GradientGuard({**dense, **{s.name: s.parameter for s in whole}})
@@ -183,7 +185,7 @@ class Session:
         self.rows.in_training_step = self.rows.in_backward = True
         self._guard.expect()
         if synchronise:
-            self._dense.begin(self._cut if self.schedule.horizontal else None)
+            self._dense.begin(self._cut if self.schedule.horizontal else None, self._chunk)
 
     def after_backward(self, synchronise: bool) -> None:
         """Call after a backward pass: exchanges what it produced and puts averaged gradients into ``grad``.
@@ -212,9 +214,14 @@ class Session:
         self._dense.send_rest()
         self.pending.settle_all()
         parts = (self._gradients, self._replicated)
-        header = [value for part in parts for value in part.header()] + [issued, int(self.wants_stop)]
+        header = [value for part in parts for value in part.header()] + [
+            issued,
+            int(self._queue.rate),
+            int(self.wants_stop),
+        ]
         rows = self.comm.gather(torch.tensor(header), f"closing header of step {self.step}").wait().tolist()
         self.stop_agreed = any([row.pop() for row in rows])
+        self._chunk = self._fixed_chunk or tuned_chunk(min(row.pop() for row in rows))
         # what all ranks had sent when backward ended, at most: the next step's order changes there
         self._cut = max(row.pop() for row in rows)
         size = self._gradients.header_size

@@ -30,7 +30,6 @@ from lightning_embrace.optim.check import check_optimizers
 from lightning_embrace.refusals import check_callbacks, check_model, check_trainer
 from lightning_embrace.relaxation import why_not_relaxed
 from lightning_embrace.saving import SavingMixin
-from lightning_embrace.schedule.blocks import CHUNK_BYTES
 from lightning_embrace.schedule.buffers import broadcast_tensors
 from lightning_embrace.schedule.order import Name, Schedule
 from lightning_embrace.session import Session
@@ -55,7 +54,7 @@ class EmbRaceMixin(SavingMixin, BatchesMixin, AnnouncingMixin, TracingMixin, Dis
         lookahead: Lookahead = "auto",
         wire_dtype: WireDtype | None = None,
         uneven_loaders: UnevenLoaders = "stop",
-        chunk_bytes: int = CHUNK_BYTES,
+        chunk_bytes: int | None = None,
         trace: str | Path | None = None,
         process_group_backend: str | None = None,
         timeout: timedelta = _TIMEOUT,
@@ -389,7 +388,8 @@ class EmbRaceStrategy(EmbRaceMixin, ParallelStrategy):
             ``"bf16"``: ``"fp16"`` has more digits, but gradients below 6e-8 vanish in it and above 65504 overflow.
         uneven_loaders: Where the ranks' training loaders have unequal numbers of batches: ``"stop"``: all end where the
             first one does, with a warning; ``"raise"``.
-        chunk_bytes: How much of a dense block's gradient travels at once; urgent exchanges come in between.
+        chunk_bytes: How much of a dense block's gradient travels at once; urgent exchanges come in between. ``None``:
+            tuned to about 20 ms of the wire, between 64 KiB and 4 MiB.
         trace: A path: what was computed, exchanged and waited for is written there in Chrome's trace format.
         process_group_backend: ``"gloo"`` or ``"nccl"``; default: the device's.
         timeout: How long one exchange may take.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -12,8 +13,9 @@ from torch import Tensor
 from lightning_embrace.comm.base import Communicator, Handle
 from lightning_embrace.monitor.timeline import Moment, Profiled, Recorder
 
-#: how long a chunk stays back while urgent exchanges are under way, in seconds
-PAUSE_SECONDS = 5e-3
+#: how long a chunk stays back while urgent exchanges are under way, in seconds. They begin when all ranks are there (a
+#: header comes before each), so that the wire is not idle meanwhile
+PAUSE_SECONDS = 50e-3
 #: exchanges on the wire at the same time: two keep the link busy while the next one is prepared
 _IN_FLIGHT = 2
 
@@ -24,16 +26,19 @@ class Slot:
     Args:
         issue: Starts the exchange. The queue's thread calls it, when it is this slot's turn and its data are there.
         what: The exchange's name, for the timeline.
+        nbytes: Its size, where it counts for :attr:`LowPriorityQueue.rate`.
     """
 
-    def __init__(self, issue: Callable[[], Handle], what: str) -> None:
+    def __init__(self, issue: Callable[[], Handle], what: str, nbytes: int = 0) -> None:
         self.issue = issue
         self.what = what
+        self.nbytes = nbytes
         #: when its data were there
         self.asked: Moment | None = None
         #: gets to know who waits for the queue's thread
         self.recorder: Recorder = Profiled()
         self.ready = self.issued = False
+        self.issued_at = 0.0
         #: on CUDA: what the data wait for
         self.computed: torch.cuda.Event | None = None
         #: the exchange itself, where no thread waits for it
@@ -91,6 +96,9 @@ class LowPriorityQueue:
         self._closed = False
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
+        #: bytes per second at which exchanges with a size have come through lately; 0: not known
+        self.rate = 0.0
+        self._free_at = 0.0
 
     def append(self, slots: Iterable[Slot]) -> None:
         """Adds slots at the end."""
@@ -163,6 +171,7 @@ class LowPriorityQueue:
                 with self._recorder.queued_at(slot.asked):
                     flying.append((slot, slot.issue()))
                 slot.issued = True
+                slot.issued_at = time.monotonic()
                 return
             except BaseException as error:  # raised in the main thread, by whoever waits
                 self._failure = error
@@ -171,14 +180,26 @@ class LowPriorityQueue:
     def _land(self, flying: deque[tuple[Slot, Handle]]) -> None:
         slot, handle = flying.popleft()
         try:
-            slot.finish(handle.wait(), None)
+            result = handle.wait()
+            self._measure(slot)
+            slot.finish(result, None)
         except BaseException as error:
             self._failure = self._failure or error
             slot.finish(None, error)
 
+    def _measure(self, slot: Slot) -> None:
+        now = time.monotonic()
+        seconds = now - max(slot.issued_at, self._free_at)  # the one before may have kept the wire until then
+        self._free_at = now
+        if slot.nbytes and seconds > 0:
+            rate = slot.nbytes / seconds
+            self.rate = rate if self.rate == 0 else 0.8 * self.rate + 0.2 * rate
+
 
 class InlineQueue:
     """Issues a slot as soon as it and those before it are ready, in the calling thread: for one rank, and for tests."""
+
+    rate = 0.0
 
     def __init__(self) -> None:
         self._slots: deque[Slot] = deque()

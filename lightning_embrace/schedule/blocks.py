@@ -11,8 +11,10 @@ import torch
 BLOCK_BYTES = 25 << 20
 #: neighbours smaller than this share a block: an exchange costs latency
 SMALL_BYTES = 1 << 20
-#: what travels at once: small enough that an urgent exchange soon has the link to itself
-CHUNK_BYTES = 4 << 20
+#: what travels at once, at most and at least
+CHUNK_BYTES = (64 << 10, 4 << 20)
+#: how long a chunk should take: an urgent exchange soon has the link to itself, and latency is small beside it
+CHUNK_SECONDS = 20e-3
 
 
 class Member(NamedTuple):
@@ -68,6 +70,12 @@ def plan_blocks(
         blocks.append([index])
         size = member.nbytes
     return blocks
+
+
+def tuned_chunk(rate: float) -> int:
+    """Bytes that travel at once on a wire that carries ``rate`` bytes a second; 0: not known."""
+    smallest, largest = CHUNK_BYTES
+    return largest if rate <= 0 else max(smallest, min(largest, int(rate * CHUNK_SECONDS)))
 
 
 def issue_order(chunks: Sequence[int], cut: int | None) -> list[tuple[int, int]]:

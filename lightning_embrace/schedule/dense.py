@@ -49,7 +49,7 @@ class Block:
         """Makes the slots of one backward pass; returns how many."""
         chunks = self.flat.split(max(1, chunk_bytes // self.flat.element_size()))
         sends = [self._send(comm, chunk, k, len(chunks)) for k, chunk in enumerate(chunks)]
-        self.slots = [Slot(send, send.what) for send in sends]
+        self.slots = [Slot(s, s.what, c.numel() * c.element_size()) for s, c in zip(sends, chunks)]
         self.waiting = {id(p) for p in self.parameters}
         self.packed = False
         return len(self.slots)
@@ -117,7 +117,6 @@ class DenseSync:
         comm: Carries the AllReduces.
         queue: Where they wait for their turn.
         parameters: The dense parameters by name, in registration order.
-        chunk_bytes: What travels at once.
         before_launch: Called in backward before a block leaves.
     """
 
@@ -126,13 +125,11 @@ class DenseSync:
         comm: Communicator,
         queue: Queue,
         parameters: dict[str, nn.Parameter],
-        chunk_bytes: int = CHUNK_BYTES,
         before_launch: Callable[[], None] = lambda: None,
     ) -> None:
         self._comm = comm
         self._queue = queue
         self._parameters = parameters
-        self._chunk_bytes = chunk_bytes
         self._before_launch = before_launch
         self._plans: dict[tuple[str, ...], list[Block]] = {}
         self.blocks: list[Block] = []
@@ -144,11 +141,12 @@ class DenseSync:
         """A number that is equal on ranks that will AllReduce the same blocks."""
         return zlib.crc32("\n".join(self._trained()).encode())
 
-    def begin(self, cut: int | None = None) -> None:
+    def begin(self, cut: int | None = None, chunk_bytes: int = CHUNK_BYTES[1]) -> None:
         """Call before a backward pass whose gradients are to be synchronised.
 
         Args:
             cut: See :func:`~lightning_embrace.schedule.blocks.issue_order`; the same on every rank.
+            chunk_bytes: What travels at once; the same on every rank.
         """
         names = self._trained()
         if names not in self._plans:
@@ -159,7 +157,7 @@ class DenseSync:
             if name not in self._hooks:
                 hook = self._parameters[name].register_post_accumulate_grad_hook(self._ready)
                 self._hooks[name] = hook
-        counts = [block.open(self._comm, self._chunk_bytes) for block in self.blocks]
+        counts = [block.open(self._comm, chunk_bytes) for block in self.blocks]
         if counts:
             self._queue.append([self.blocks[b].slots[c] for b, c in issue_order(counts, cut)])
         self._open = True
