@@ -97,11 +97,6 @@ CASES: dict[str, tuple[Any, dict[str, Any], Any]] = {
     "datamodule": (Several, {"use_distributed_sampler": True, "max_epochs": 2}, Data),
     "reload": (Whole, {"reload_dataloaders_every_n_epochs": 1, "max_epochs": 3, "limit_val_batches": 0}, Reloaded),
     "stream": (Whole, {"max_epochs": 2, "val_check_interval": 2}, lambda: DataLoader(Stream((3, 3)), batch_size=None)),
-    "unequal streams": (
-        Whole,
-        {"max_epochs": -1, "max_steps": 7, "limit_val_batches": 0},
-        lambda: DataLoader(Stream((3, 2)), batch_size=None),
-    ),
     "combined min": (Pairs, {}, lambda: combined("min_size")),
     "combined cycle": (Pairs, {}, lambda: combined("max_size_cycle")),
     "combined max": (Pairs, {}, lambda: combined("max_size")),
