@@ -242,8 +242,8 @@ class Session:
 
     def _take_dense(self) -> None:
         """Puts the averages into ``grad``, or leaves them for whoever reads their parameters next."""
-        # whether this rank waits is its own affair: the AllReduces are on their way. Not in the first step: the optimizer
-        # makes its states there, in the order in which state dicts have them
+        # whether this rank waits is its own affair: the AllReduces are on their way. Not in the first step: optimizers
+        # make their states there, in the order in which state dicts have them
         defers = self.relaxed and self.schedule.horizontal and self.step > 0
         defers = defers and not any(map(may_defer, self._optimizers, repeat(STEP_HOOKS)))
         for block in self._dense.blocks:
