@@ -148,14 +148,14 @@ class EmbRaceMixin(SavingMixin, BatchesMixin, AnnouncingMixin, TracingMixin, Dis
 
     def _open_session(self, specs: list[Any]) -> Session:
         assert self._connection is not None and self.model is not None
-        communicator = self._connection.communicator
-        communicator.traffic = self.traffic
+        self._connection.communicator.traffic = self.traffic
+        communicator = self._traced(self._connection.communicator)
         self._check_same_model(communicator, self.model)
         schedule = Schedule.of(self.config.schedule)
         self._session = Session(
             self.model,
             specs,
-            self._traced(communicator),
+            communicator,
             self.config.wire_dtype,
             schedule,
             self.config.chunk_bytes,
