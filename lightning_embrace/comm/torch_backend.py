@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -156,6 +157,9 @@ class TorchCommunicator:
         self.traffic = Traffic()
         self.control = control
         self._on_stream = backend == "nccl"
+        if self._on_stream:
+            # two communicators at once: their kernels start in the order in which this process launched them
+            os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
         # urgent exchanges (rows and their gradients) must not queue behind large AllReduces
         self._sparse = dist.new_group(timeout=timeout, backend=backend, pg_options=_group_options(backend, timeout))
         self._dense = dist.new_group(timeout=timeout, backend=backend)
