@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from lightning_embrace.comm.base import Communicator
 from lightning_embrace.comm.queue import InlineQueue, LowPriorityQueue
-from lightning_embrace.foresight import Foresight, Known, why_whole
+from lightning_embrace.foresight import Caution, Foresight, Known, why_whole
 from lightning_embrace.monitor.timeline import Profiled, Recorder
 from lightning_embrace.optim.split import may_defer
 from lightning_embrace.rows import RowSource
@@ -71,6 +71,8 @@ class Session:
         self.wants_stop = self.stop_agreed = False
         #: updates may be applied late: nothing reads gradients or weights where it would not be noticed
         self.relaxed = False
+        #: a step may move rows that it has not looked up: none may be sent early
+        self.disturbed = False
         self._inside_training_step = False
         self._synchronise = True
         self._accumulating = False
@@ -100,6 +102,7 @@ class Session:
         self._gate = ParameterGate(model, [*dense.values(), *(t.parameter for t in self.tables)], self._before_read)
         for table in self.tables:
             table.settle = _Settle(self.pending, table.parameter)
+        self._table_of = {id(t.parameter): t for t in self.tables}
         self.rows.when_touched = self._touched
 
     @contextmanager
@@ -147,7 +150,10 @@ class Session:
         self.comm.at_step(self.step)
         self.sync_buffers()
         self.pending.keep_gradients = False  # from here on `zero_grad` may have run
-        if not self._accumulating:
+        if self._accumulating:
+            # what was delayed is not in the window's first batch; this one may look it up
+            self.pending.settle_all(counted=True)
+        else:
             # whatever changed the weights since the last step: rows fetched before it are not trusted
             for table in self.tables:
                 table.forget()
@@ -155,7 +161,9 @@ class Session:
         self.rows.update_pending = False
         if self.foresight is not None:
             known = known or Known([None] * len(self.tables))
-            self.foresight.begin(known, self._optimizers, self.step, self.rows.version, self._dense.fingerprint())
+            caution = Caution(not self.relaxed, self.disturbed)
+            plan = self._dense.fingerprint()
+            self.foresight.begin(known, caution, self._optimizers, self.step, self.rows.version, plan)
         self.rows.open_rounds(self.step)
         self.rows.in_step = self._inside_training_step = True
 
@@ -203,6 +211,8 @@ class Session:
         if synchronise:
             self._exchange(issued)
         else:
+            # the window goes on with batches that nobody knew of when rows were delayed
+            self.pending.settle_all()
             self._buffers_may_differ = False
         self.rows.in_training_step = self._inside_training_step
         if self._inside_training_step:  # manual optimization: more look-ups may follow
@@ -225,7 +235,7 @@ class Session:
         # what all ranks had sent when backward ended, at most: the next step's order changes there
         self._cut = max(row.pop() for row in rows)
         size = self._gradients.header_size
-        next_rows = self.foresight.next_rows() if self.foresight is not None and self.relaxed else {}
+        next_rows = self.foresight.next_rows() if self.foresight is not None else {}
         touched = sum(t.window.touched_count() for t in self.tables)
         late = self._gradients.run([row[:size] for row in rows], next_rows)
         self._queue.append([exchange.slot for exchange in late])
@@ -314,9 +324,8 @@ class Session:
     def _before_read(self, parameter: Tensor) -> None:
         """Somebody reads a parameter through its module."""
         self.pending.settle(parameter)
-        for table in self.tables:
-            if table.parameter is parameter:
-                self._touched(table)
+        if self.foresight is not None and id(parameter) in self._table_of:
+            self._touched(self._table_of[id(parameter)])
 
     def _touched(self, _: ShardedTable) -> None:
         if self.foresight is not None:

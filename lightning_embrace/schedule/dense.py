@@ -117,7 +117,7 @@ class DenseSync:
         comm: Carries the AllReduces.
         queue: Where they wait for their turn.
         parameters: The dense parameters by name, in registration order.
-        before_launch: Called in backward before a block leaves.
+        in_backward: Called in backward whenever a parameter has its gradient, before its block may leave.
     """
 
     def __init__(
@@ -125,12 +125,12 @@ class DenseSync:
         comm: Communicator,
         queue: Queue,
         parameters: dict[str, nn.Parameter],
-        before_launch: Callable[[], None] = lambda: None,
+        in_backward: Callable[[], None] = lambda: None,
     ) -> None:
         self._comm = comm
         self._queue = queue
         self._parameters = parameters
-        self._before_launch = before_launch
+        self._in_backward = in_backward
         self._plans: dict[tuple[str, ...], list[Block]] = {}
         self.blocks: list[Block] = []
         self._block_of: dict[int, Block] = {}
@@ -195,6 +195,7 @@ class DenseSync:
     def _ready(self, parameter: Tensor) -> None:
         if not self._open:
             return
+        self._in_backward()
         block = self._block_of[id(parameter)]
         if block.packed:
             name = next(n for n, p in self._parameters.items() if p is parameter)
@@ -204,7 +205,6 @@ class DenseSync:
             )
         block.waiting.discard(id(parameter))
         if not block.waiting:
-            self._before_launch()
             self._launch(block)
 
     def _launch(self, block: Block) -> None:
