@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from examples.benchmarks.counters import LinkCounters
@@ -20,6 +20,7 @@ class Step:
         sent: Bytes that left on the rank's link.
         received: Bytes that arrived there.
         loss: This rank's loss.
+        counts: What the peer counted in this step.
     """
 
     seconds: float
@@ -27,6 +28,7 @@ class Step:
     sent: int
     received: int
     loss: float
+    counts: dict[str, float] = field(default_factory=dict)
 
 
 class Meter:
@@ -41,6 +43,7 @@ class Meter:
         self._link = LinkCounters.of_this_rank()
         self._marks: list[tuple[float, float, int, int]] = []
         self._losses: list[float] = []
+        self._counts: dict[int, dict[str, float]] = {}
 
     def boundary(self) -> None:
         """Call before the first step and after every step."""
@@ -52,11 +55,15 @@ class Meter:
         """Call once in every step."""
         self._losses.append(value)
 
+    def count(self, **values: float) -> None:
+        """Call before the boundary that ends a step, with what is to be kept with it."""
+        self._counts[len(self._marks) - 1] = values
+
     def result(self) -> dict[str, Any]:
         """The measured steps, all losses and the peak memory in bytes, for JSON."""
         steps = [
-            Step(*(b - a for a, b in zip(before, after)), loss)
-            for before, after, loss in zip(self._marks, self._marks[1:], self._losses)
+            Step(*(b - a for a, b in zip(before, after)), loss, self._counts.get(k, {}))
+            for k, (before, after, loss) in enumerate(zip(self._marks, self._marks[1:], self._losses))
         ]
         return {
             "steps": [asdict(s) for s in steps[self._warmup :]],

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from examples.benchmarks.peers import PEERS
-from examples.benchmarks.report import Row, level
+from examples.benchmarks.rows import Row, Setting
 
 
 def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
     """Writes the plots that the rows allow.
 
     Args:
-        rows: From :func:`~examples.benchmarks.report.summarise`.
+        rows: From :func:`~examples.benchmarks.rows.summarise`.
         folder: Where the PNG files go.
 
     Returns:
@@ -22,9 +24,14 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
     """
     good = [row for row in rows if not row.error]
     files = []
-    for model, optimizer in dict.fromkeys((r.model, r.optimizer) for r in good):
-        group = [r for r in good if (r.model, r.optimizer) == (model, optimizer)]
-        name = f"{model}-{optimizer}"
+    groups: dict[Setting, list[Row]] = defaultdict(list)
+    for row in good:
+        groups[replace(row.setting, work=replace(row.setting.work, ranks=0))].append(row)
+    names: Counter[str] = Counter()
+    for setting, group in groups.items():
+        name = "-".join([setting.work.model, setting.work.optimizer, *setting.work.compute.split("real")]).strip("-")
+        names[name] += 1
+        name += f"-{names[name]}" if names[name] > 1 else ""
         largest = max(r.ranks for r in group)
         files.append(_bars([r for r in group if r.ranks == largest], folder / f"steps-{name}.png"))
         if len({r.ranks for r in group}) > 1:
@@ -63,7 +70,7 @@ def _bars(rows: Sequence[Row], file: Path) -> Path:
     low = [r.seconds[1] - r.seconds[0] for r in ordered]
     high = [r.seconds[2] - r.seconds[1] for r in ordered]
     colours = ["tab:green" if r.peer.startswith("embrace") else "tab:gray" for r in ordered]
-    axes.barh([PEERS[r.peer].label for r in ordered], middles, xerr=[low, high], color=colours)
+    axes.barh([r.label for r in ordered], middles, xerr=[low, high], color=colours)
     for place, value in enumerate(middles):
         axes.text(value, place, f" {value:.3f}", va="bottom")
     return _save(figure, file)
@@ -74,7 +81,7 @@ def _levels(rows: Sequence[Row], file: Path) -> Path:
     figure, axes = _figure(f"{rows[0].model}, {rows[0].optimizer}: row bytes per rank and step")
     mine = sorted((r for r in rows if r.peer == "embrace" and r.ranks > 1), key=lambda r: r.ranks)
     ranks = [r.ranks for r in mine]
-    axes.plot(ranks, [level(r) / 1e6 for r in mine], marker="o", label="embrace, rows × N/(N−1)")
+    axes.plot(ranks, [r.level / 1e6 for r in mine], marker="o", label="embrace, rows × N/(N−1)")
     axes.plot(ranks, [r.counted.get("ids", 0) / 1e6 for r in mine], marker=".", label="embrace, ids")
     for peer in ("ddp-sparse", "horovod-allgather"):
         points = sorted((r.ranks, r.sent / 1e6) for r in rows if r.peer == peer and r.ranks > 1 and r.sent)

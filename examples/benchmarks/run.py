@@ -7,6 +7,7 @@ plots into a folder. ``--quick`` ends in about three minutes on two cores.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import os
@@ -20,15 +21,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+#: what `--quick` leaves out
+_LONG = ("embrace-horizontal", "embrace-vertical")
 sys.path.insert(0, str(ROOT))
 
 from examples.benchmarks.cluster import Cluster, run_ranks  # noqa: E402
 from examples.benchmarks.data import make_source  # noqa: E402
 from examples.benchmarks.job import Job  # noqa: E402
 from examples.benchmarks.peers import PEERS  # noqa: E402
-from examples.benchmarks.plots import draw  # noqa: E402
-from examples.benchmarks.rates import parse_rate  # noqa: E402
-from examples.benchmarks.report import markdown, summarise, volumes  # noqa: E402
+from examples.benchmarks.report import write  # noqa: E402
 from examples.benchmarks.token_statistics import markdown as tables  # noqa: E402
 from examples.benchmarks.token_statistics import statistics  # noqa: E402
 from examples.models.registry import batch_spec  # noqa: E402
@@ -98,16 +99,18 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--exponent", type=float, default=1.1, help="of the ids' Zipf distribution; 0: real text")
     parser.add_argument("--text", default="", help="file for real text")
     parser.add_argument("--wire-dtype", default="", choices=("", "bf16", "fp16"), help="embrace only; changes numbers")
-    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--warmup", type=int, default=4, help="steps; the look-ahead is learned in them")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--repetitions", type=int, default=3, help="interleaved: every peer once, then again")
+    parser.add_argument("--traced-steps", type=int, default=5, help="of one more run of embrace, not timed; 0: none")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one job")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmark-results" / time.strftime("%Y%m%d-%H%M%S"))
     parser.add_argument("--quick", action="store_true", help="LM at 2 ranks, once: about three minutes")
     chosen = parser.parse_args(arguments)
     if chosen.quick:
-        chosen.models, chosen.ranks, chosen.repetitions, chosen.steps, chosen.rate = ["lm"], [2], 1, 5, "100mbit"
+        chosen.models, chosen.ranks, chosen.repetitions, chosen.steps, chosen.rate = ["lm"], [2], 1, 3, "100mbit"
+        chosen.peers, chosen.traced_steps = [p for p in chosen.peers if p not in _LONG], 0
     return chosen
 
 
@@ -137,6 +140,22 @@ def jobs(chosen: argparse.Namespace, model: str, ranks: int, optimizer: str) -> 
     ]
 
 
+def traced(chosen: argparse.Namespace, timed: Sequence[Job]) -> list[Job]:
+    """The runs that are watched: recording costs time, so they are not among those that are timed."""
+    if not chosen.traced_steps:
+        return []
+    folder = chosen.out.resolve()
+    return [
+        dataclasses.replace(
+            job,
+            steps=chosen.traced_steps,
+            trace=str(folder / f"trace-{job.model}-{job.ranks}-{job.optimizer}-{job.peer}.json"),
+        )
+        for job in timed
+        if PEERS[job.peer].schedule and job.ranks > 1
+    ]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
     chosen = parse(arguments)
@@ -150,21 +169,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 about["network"] = cluster.description
                 for model, optimizer in itertools.product(chosen.models, chosen.optimizers):
                     for repetition in range(chosen.repetitions):
-                        for job in jobs(chosen, model, ranks, optimizer):
+                        timed = jobs(chosen, model, ranks, optimizer)
+                        for job in [*timed, *(traced(chosen, timed) if repetition == 0 else [])]:
                             record = {**measure(job, cluster, chosen.timeout), "repetition": repetition, **about}
                             records.append(record)
                             log.write(json.dumps(record) + "\n")
                             log.flush()
                             _say(record)
-    rows = summarise(records)
-    rates = [parse_rate(r) for r in ([rate] if isinstance(rate, str) else rate)]
-    slowest = min((r for r in rates if r is not None), default=0)
-    parts = [_tokens(chosen), markdown(rows, slowest / 8), "#### Counted payload", volumes(rows)]
-    text = "\n\n".join(parts) + "\n"
-    heading = "\n".join(f"- {key}: {value}" for key, value in {**about, "compute": chosen.compute}.items())
-    (chosen.out / "report.md").write_text(f"{heading}\n\n{text}")
-    draw(rows, chosen.out)
-    print(f"\n{text}\n{chosen.out}")
+    print(f"\n{write(records, chosen.out, _tokens(chosen))}\n{chosen.out}")
 
 
 def _tokens(chosen: argparse.Namespace) -> str:
@@ -182,8 +194,9 @@ def _say(record: dict[str, Any]) -> None:
     job, results = record["job"], record["results"]
     errors = [r["error"] for r in results if "error" in r]
     seconds = [s["seconds"] for s in results[0].get("steps", [])]
+    traced = ", traced" if job["trace"] else ""
     what = f"did not run: {errors[0][:200]}" if errors else f"{sorted(seconds)[len(seconds) // 2]:.3f} s a step"
-    print(f"{job['model']} N={job['ranks']} {job['optimizer']} {job['peer']}: {what}", flush=True)
+    print(f"{job['model']} N={job['ranks']} {job['optimizer']} {job['peer']}{traced}: {what}", flush=True)
 
 
 if __name__ == "__main__":

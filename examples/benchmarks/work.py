@@ -27,6 +27,7 @@ class Work:
     Attributes:
         model: A LightningModule whose ``training_step`` returns the loss.
         batches: This rank's batches, one per step.
+        blocks: Bytes of the parameters of each part that computes, in the order of the forward pass.
     """
 
     def __init__(self, job: Job) -> None:
@@ -41,6 +42,7 @@ class Work:
             optimizer=job.optimizer,  # type: ignore[arg-type]
             **chosen,  # type: ignore[arg-type]
         )
+        self.blocks = [sum(p.numel() * p.element_size() for p in b.parameters()) for _, b in self.model.blocks()]  # type: ignore[operator]
         if job.compute == "emulated":
             set_compute(self.model, "emulated", spread(self.model, job.compute_ms / 1e3))  # type: ignore[arg-type]
         source = make_source(spec, job.exponent, job.text)

@@ -18,6 +18,7 @@ class Peer(NamedTuple):
         label: How tables call it.
         optimizers: What it can run with here.
         sparse: Whether the model's tables have ``sparse=True``.
+        schedule: Of ``embrace``; empty for others.
     """
 
     module: str
@@ -25,11 +26,15 @@ class Peer(NamedTuple):
     label: str
     optimizers: tuple[str, ...] = ("sgd", "adam", "adagrad")
     sparse: bool = False
+    schedule: str = ""
 
 
 PEERS: dict[str, Peer] = {
-    "embrace": Peer("lightning", "main", "embrace"),
-    "embrace-sparse": Peer("lightning", "main", "embrace, sparse=True", ("sgd", "adagrad"), sparse=True),
+    "embrace": Peer("lightning", "main", "embrace", schedule="2d"),
+    "embrace-horizontal": Peer("lightning", "main", "embrace, horizontal alone", schedule="horizontal"),
+    "embrace-vertical": Peer("lightning", "main", "embrace, vertical alone", schedule="vertical"),
+    "embrace-fifo": Peer("lightning", "main", "embrace, fifo", schedule="fifo"),
+    "embrace-sparse": Peer("lightning", "main", "embrace, sparse=True", ("sgd", "adagrad"), sparse=True, schedule="2d"),
     "ddp": Peer("lightning", "main", "ddp, dense gradients"),
     "ddp-sparse": Peer("lightning", "main", "ddp, sparse=True", ("sgd", "adagrad"), sparse=True),
     "horovod-allreduce": Peer("horovod", "horovod", "Horovod AllReduce (sparse_as_dense)"),

@@ -9,14 +9,16 @@ from torch.utils.data import DataLoader
 
 from examples.benchmarks.job import Job
 from examples.benchmarks.meter import Meter
+from examples.benchmarks.peers import PEERS
+from examples.benchmarks.peers.watch import Watch
 from examples.benchmarks.work import Work
 
 
 class _Measure(Callback):
-    """Marks the step boundaries."""
+    """Marks the step boundaries. Reads the loss, and neither weights nor gradients: updates may still be on the way."""
 
-    def __init__(self, meter: Meter) -> None:
-        self._meter = meter
+    def __init__(self, meter: Meter, watch: Watch | None) -> None:
+        self._meter, self._watch = meter, watch
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
         if trainer.global_step == 0:
@@ -24,7 +26,13 @@ class _Measure(Callback):
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
         self._meter.loss(float(outputs["loss"]))
+        if self._watch is not None:
+            self._meter.count(**self._watch.step())
         self._meter.boundary()
+
+    def on_train_end(self, trainer: Any, module: Any) -> None:
+        if self._watch is not None:
+            self._watch.end()
 
 
 def train(job: Job) -> dict[str, Any]:
@@ -32,14 +40,16 @@ def train(job: Job) -> dict[str, Any]:
     work = Work(job)
     meter = Meter(job.warmup)
     together = job.peer != "none"
+    strategy = _strategy(job) if together else "auto"
+    watch = Watch(strategy, job.warmup) if PEERS[job.peer].schedule and job.ranks > 1 else None
     trainer = Trainer(
         accelerator="cpu",
         devices=1,
         num_nodes=job.ranks if together else 1,
-        strategy=_strategy(job) if together else "auto",
+        strategy=strategy,
         plugins=[] if together else _alone(),
         max_steps=job.warmup + job.steps,
-        callbacks=[_Measure(meter)],
+        callbacks=[_Measure(meter, watch)],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -47,10 +57,9 @@ def train(job: Job) -> dict[str, Any]:
         use_distributed_sampler=False,
     )
     trainer.fit(work.model, DataLoader(work.batches, batch_size=None))
-    result = meter.result()
-    traffic = getattr(trainer.strategy, "traffic", None)
-    if traffic is not None:
-        result["counted"] = {"sent": dict(traffic.sent), "received": dict(traffic.received), "steps": traffic.steps}
+    result = {**meter.result(), "blocks": work.blocks}
+    if watch is not None:
+        result |= watch.result()
     return result
 
 
@@ -62,7 +71,9 @@ def _strategy(job: Job) -> Any:
         return DDPStrategy(process_group_backend="gloo", gradient_as_bucket_view=True)
     from lightning_embrace import EmbRaceStrategy
 
-    return EmbRaceStrategy(process_group_backend="gloo", wire_dtype=job.wire_dtype or None)
+    schedule: Any = PEERS[job.peer].schedule
+    wire: Any = job.wire_dtype or None
+    return EmbRaceStrategy(process_group_backend="gloo", schedule=schedule, wire_dtype=wire, trace=job.trace or None)
 
 
 def _alone() -> list[Any]:
