@@ -30,6 +30,18 @@ class Known(NamedTuple):
     word: int = 0
 
 
+class Caution(NamedTuple):
+    """What one rank has to fear; one is enough for all.
+
+    Attributes:
+        whole: Something may see a gradient that is not whole.
+        disturbed: Rows may move that a step has not looked up.
+    """
+
+    whole: bool
+    disturbed: bool
+
+
 class Foresight:
     """Carries one step's plan into the next.
 
@@ -60,19 +72,22 @@ class Foresight:
         """What the ranks said to each other's loaders when this step began."""
         return self._ahead.words
 
-    def begin(self, known: Known, optimizers: Iterable[Optimizer], step: int, version: int, plan: int) -> None:
+    def begin(
+        self, known: Known, caution: Caution, optimizers: Iterable[Optimizer], step: int, version: int, plan: int
+    ) -> None:
         """Begins a step: tells the others of the next batch and fetches the rows of this one. Collective.
 
         Args:
             known: What this rank knows of its next batch.
+            caution: What it has to fear.
             optimizers: Those that train the tables.
             step: The step's number, for errors.
             version: How often the tables have changed.
             plan: Fingerprint of the dense blocks.
         """
         optimizers = list(optimizers)
-        may_split = [reason is None for reason in why_whole(self._tables, optimizers)]
-        keeps = rows_that_stay(self._tables, optimizers)
+        may_split = [reason is None and not caution.whole for reason in why_whole(self._tables, optimizers)]
+        keeps = [stay and not caution.disturbed for stay in rows_that_stay(self._tables, optimizers)]
         self._ahead.meet(Outlook(known.ids, known.word, self.moved, may_split, keeps), step, version, plan)
         self.moved = False
         early, self._early = self._early, None

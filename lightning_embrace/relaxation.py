@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from lightning_embrace.namespaces import Namespace
+from lightning_embrace.schedule.gate import kept_elsewhere
 
 #: hooks that are given the optimizer, and could read gradients or weights through it
 _HOOKS = ("on_before_optimizer_step", "on_before_zero_grad", "optimizer_step", "optimizer_zero_grad")
@@ -32,6 +33,20 @@ def why_not_relaxed(trainer: Any, module: Any, precision_plugin: Any, namespace:
     return next(_reasons(trainer, module, precision_plugin, namespace), None)
 
 
+def why_disturbed(trainer: Any, module: Any, namespace: Namespace) -> str | None:
+    """Looks for whatever may give gradients to rows that a step has not looked up, or keep those of earlier steps.
+
+    Args:
+        trainer: The Trainer.
+        module: The LightningModule.
+        namespace: Of Lightning.
+
+    Returns:
+        None where a step moves no rows but those it looked up (and those that the optimizer moves anyway).
+    """
+    return next(_overrides(trainer, module, namespace), None)
+
+
 def _reasons(trainer: Any, module: Any, precision_plugin: Any, namespace: Namespace) -> Iterator[str]:
     if not module.automatic_optimization:
         yield "optimization is manual"
@@ -39,6 +54,18 @@ def _reasons(trainer: Any, module: Any, precision_plugin: Any, namespace: Namesp
         yield "the gradient scaler decides whether a step counts"
     if trainer.gradient_clip_val:
         yield "gradients are clipped"
+    yield from _overrides(trainer, module, namespace)
+    mine = {id(p) for p in module.parameters()}
+    for name, part in module.named_modules():
+        if _is_compiled(part):
+            yield f"{name or 'the model'} is compiled, and reads its parameters unseen"
+        if not isinstance(part, nn.RNNBase):  # reads its list in forward, and that is seen
+            yield from _references(part, f"{type(module).__name__}{'.' * bool(name)}{name}", mine)
+    for callback in trainer.callbacks:
+        yield from _references(callback, type(callback).__name__, mine)
+
+
+def _overrides(trainer: Any, module: Any, namespace: Namespace) -> Iterator[str]:
     base = namespace.get("LightningModule")
     for name in _MODULE_HOOKS:
         if getattr(type(module), name) is not getattr(base, name):
@@ -49,9 +76,13 @@ def _reasons(trainer: Any, module: Any, precision_plugin: Any, namespace: Namesp
             for name in _HOOKS[:2]:
                 if getattr(type(callback), name) is not getattr(namespace.get("Callback"), name):
                     yield f"{type(callback).__name__} overrides `{name}`"
-    for name, part in module.named_modules():
-        if _is_compiled(part):
-            yield f"{name or 'the model'} is compiled, and reads its parameters unseen"
+
+
+def _references(owner: object, name: str, parameters: set[int]) -> Iterator[str]:
+    """Parameters that are read without their modules, whenever somebody likes to."""
+    for attribute, kept in kept_elsewhere(owner).items():
+        if any(id(p) in parameters for p in kept):
+            yield f"`{name}.{attribute}` holds parameters past their modules"
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -211,8 +211,6 @@ class Session:
         if synchronise:
             self._exchange(issued)
         else:
-            # the window goes on with batches that nobody knew of when rows were delayed
-            self.pending.settle_all()
             self._buffers_may_differ = False
         self.rows.in_training_step = self._inside_training_step
         if self._inside_training_step:  # manual optimization: more look-ups may follow

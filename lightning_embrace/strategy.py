@@ -28,7 +28,7 @@ from lightning_embrace.monitor.timeline import Profiled, Recorder, Timeline
 from lightning_embrace.namespaces import LIGHTNING, Namespace, other
 from lightning_embrace.optim.check import check_optimizers
 from lightning_embrace.refusals import check_callbacks, check_model, check_trainer
-from lightning_embrace.relaxation import why_not_relaxed
+from lightning_embrace.relaxation import why_disturbed, why_not_relaxed
 from lightning_embrace.saving import SavingMixin
 from lightning_embrace.schedule.buffers import broadcast_tensors
 from lightning_embrace.schedule.order import Name, Schedule
@@ -176,6 +176,7 @@ class EmbRaceMixin(SavingMixin, BatchesMixin, AnnouncingMixin, TracingMixin, Dis
     def _relax(self, session: Session, trainer: Any) -> None:
         self._barrier_because = why_not_relaxed(trainer, self.lightning_module, self.precision_plugin, self.namespace)
         session.relaxed = self._barrier_because is None
+        session.disturbed = why_disturbed(trainer, self.lightning_module, self.namespace) is not None
 
     def teardown(self) -> None:
         """Puts whole tables and optimizer states back, unless training ended with an exception."""
@@ -286,9 +287,11 @@ class EmbRaceMixin(SavingMixin, BatchesMixin, AnnouncingMixin, TracingMixin, Dis
             self._synchronise = True
 
     def on_train_start(self) -> None:
-        """Lightning has set its signal handlers by now."""
+        """Lightning has set its signal handlers by now, and callbacks have what they want to keep."""
         super().on_train_start()
         self._sigterm.take_over()
+        if self._session is not None and self.lightning_module is not None:
+            self._relax(self._session, self.lightning_module.trainer)
 
     def on_validation_start(self) -> None:
         """Every rank validates with rank 0's buffers, as under DDP."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ class ParameterGate:
             if any(id(p) in watched for p in module._parameters.values() if p is not None):
                 self._modules.append(module)
                 module.__dict__["_parameters"] = _Gate(module._parameters, before_read)
-            kept = [p for p in _kept_elsewhere(module) if id(p) in watched]
+            kept = [p for parts in kept_elsewhere(module).values() for p in parts if id(p) in watched]
             if kept:
                 self._hooks.append(module.register_forward_pre_hook(_Before(kept, before_read)))
 
@@ -91,21 +92,44 @@ class _Before:
             self._before_read(parameter)
 
 
-def _kept_elsewhere(module: nn.Module, depth: int = 2) -> list[Tensor]:
-    """Parameters in a module's plain lists, tuples and dictionaries, as nn.LSTM has its ``_flat_weights``."""
-    found: list[Tensor] = []
+def kept_elsewhere(owner: object, depth: int = 3) -> dict[str, list[Tensor]]:
+    """Parameters that a module, or any other object, reaches past the modules they belong to.
 
-    def search(value: Any, depth: int) -> None:
-        if isinstance(value, nn.Parameter):
-            found.append(value)
-        elif depth > 0 and isinstance(value, (list, tuple, set)):
-            for item in value:
-                search(item, depth - 1)
-        elif depth > 0 and isinstance(value, dict):
-            for item in value.values():
-                search(item, depth - 1)
+    Args:
+        owner: The object.
+        depth: How many containers and objects to look into, one inside the other.
 
-    for name, value in module.__dict__.items():
+    Returns:
+        The parameters by attribute: those in plain lists, tuples, sets and dictionaries, behind weak references, and in
+        objects that are neither modules nor torch's or Lightning's own.
+    """
+    found: dict[str, list[Tensor]] = {}
+    for name, value in vars(owner).items():
         if name not in ("_parameters", "_modules", "_buffers"):
-            search(value, depth)
+            parameters = list(_search(value, depth))
+            if parameters:
+                found[name] = parameters
     return found
+
+
+def _search(value: Any, depth: int) -> Iterator[Tensor]:
+    if isinstance(value, weakref.ref):
+        value = value()
+    if isinstance(value, nn.Parameter):
+        yield value
+    elif depth > 0 and isinstance(value, (list, tuple, set)):
+        for item in value:
+            yield from _search(item, depth - 1)
+    elif depth > 0 and isinstance(value, dict):
+        for item in value.values():
+            yield from _search(item, depth - 1)
+    elif depth > 0 and _is_users(value):
+        for item in vars(value).values():
+            yield from _search(item, depth - 1)
+
+
+def _is_users(value: object) -> bool:
+    """An object that may hold what its class does not tell."""
+    if isinstance(value, (nn.Module, type)) or not hasattr(value, "__dict__"):
+        return False
+    return type(value).__module__.split(".")[0] not in ("torch", "lightning", "pytorch_lightning", "lightning_embrace")

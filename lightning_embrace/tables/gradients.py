@@ -123,12 +123,13 @@ class GradientExchange:
     ) -> dict[int, list[tuple[Tensor, Tensor]]]:
         """By table that is split, for each rank the ids of its gradient rows and the mask of the delayed ones.
 
-        A table is split when some rank used it, and when nothing was left in ``grad`` before on any.
+        A table is split when some rank used it, and when nothing was left in ``grad`` before on any. Nor when some rank
+        pooled: the rows of its bags get their gradient now, and a row must not get one rank's now and another's later.
         """
         late: dict[int, list[tuple[Tensor, Tensor]]] = {}
         for index, rows in next_rows.items():
             by_rank = [row[index] for row in fields]
-            if any(f.used for f in by_rank) and all(f.clean for f in by_rank):
+            if any(f.used for f in by_rank) and all(f.clean and not f.pooled_bits for f in by_rank):
                 ids = [self._touched_ids(self._tables[index], r, f, masks) for r, f in enumerate(by_rank)]
                 late[index] = [(i, ~prior_rows(i, rows)) for i in ids]
         return late
