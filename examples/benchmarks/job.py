@@ -30,6 +30,7 @@ class Job:
         compute_ms: Emulated time of a step's forward and backward, in ms.
         wire_dtype: ``""``, ``"bf16"`` or ``"fp16"``; only ``embrace`` has it.
         trace: File for a trace of the run, empty: none. Only ``embrace`` has it, and its times are not compared.
+        profile: File for a profile of rank 0's measured steps, empty: none. Only Lightning peers have it.
     """
 
     peer: str
@@ -50,6 +51,7 @@ class Job:
     compute_ms: float = 0.0
     wire_dtype: str = ""
     trace: str = ""
+    profile: str = ""
 
     def to_json(self) -> str:
         """For the command line."""
@@ -63,7 +65,7 @@ class Job:
     @property
     def work(self) -> Job:
         """What is trained, without who trains it, for how long, and what is watched meanwhile."""
-        return dataclasses.replace(self, peer="", wire_dtype="", warmup=0, steps=0, trace="")
+        return dataclasses.replace(self, peer="", wire_dtype="", warmup=0, steps=0, trace="", profile="")
 
     def same_work_as(self, other: Job) -> bool:
         """Whether two jobs must produce the same losses, for as many steps as both take."""

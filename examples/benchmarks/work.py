@@ -26,7 +26,8 @@ class Work:
 
     Attributes:
         model: A LightningModule whose ``training_step`` returns the loss.
-        batches: This rank's batches, one per step.
+        batches: This rank's batches, one per step, and one more: who looks ahead has what to see in the last step.
+        steps: How many to take.
         blocks: Bytes of the parameters of each part that computes, in the order of the forward pass.
     """
 
@@ -46,4 +47,5 @@ class Work:
         if job.compute == "emulated":
             set_compute(self.model, "emulated", spread(self.model, job.compute_ms / 1e3))  # type: ignore[arg-type]
         source = make_source(spec, job.exponent, job.text)
-        self.batches = list(StepBatches(spec, source, rank(), job.warmup + job.steps, job.seed))
+        self.steps = job.warmup + job.steps
+        self.batches = list(StepBatches(spec, source, rank(), self.steps + 1, job.seed))

@@ -36,7 +36,7 @@ def train(job: Job) -> dict[str, Any]:
     model = without_trainer(work.model).train()
     optimizer = _distributed(model)
     meter.boundary()
-    for number, batch in enumerate(work.batches):
+    for number, batch in enumerate(work.batches[: work.steps]):
         optimizer.zero_grad()
         loss = model.training_step(batch, number)
         loss.backward()

@@ -10,15 +10,16 @@ from torch.utils.data import DataLoader
 from examples.benchmarks.job import Job
 from examples.benchmarks.meter import Meter
 from examples.benchmarks.peers import PEERS
+from examples.benchmarks.peers.profiled import StepProfiler
 from examples.benchmarks.peers.watch import Watch
-from examples.benchmarks.work import Work
+from examples.benchmarks.work import Work, rank
 
 
 class _Measure(Callback):
     """Marks the step boundaries. Reads the loss, and neither weights nor gradients: updates may still be on the way."""
 
-    def __init__(self, meter: Meter, watch: Watch | None) -> None:
-        self._meter, self._watch = meter, watch
+    def __init__(self, meter: Meter, watch: Watch | None, profiler: StepProfiler | None) -> None:
+        self._meter, self._watch, self._profiler = meter, watch, profiler
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
         if trainer.global_step == 0:
@@ -28,11 +29,15 @@ class _Measure(Callback):
         self._meter.loss(float(outputs["loss"]))
         if self._watch is not None:
             self._meter.count(**self._watch.step())
+        if self._profiler is not None:
+            self._profiler.step()
         self._meter.boundary()
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
         if self._watch is not None:
             self._watch.end()
+        if self._profiler is not None:
+            self._profiler.end()
 
 
 def train(job: Job) -> dict[str, Any]:
@@ -42,14 +47,15 @@ def train(job: Job) -> dict[str, Any]:
     together = job.peer != "none"
     strategy = _strategy(job) if together else "auto"
     watch = Watch(strategy, job.warmup) if PEERS[job.peer].schedule and job.ranks > 1 else None
+    profiler = StepProfiler(job.profile, job.warmup) if job.profile and rank() == 0 else None
     trainer = Trainer(
         accelerator="cpu",
         devices=1,
         num_nodes=job.ranks if together else 1,
         strategy=strategy,
         plugins=[] if together else _alone(),
-        max_steps=job.warmup + job.steps,
-        callbacks=[_Measure(meter, watch)],
+        max_steps=work.steps,
+        callbacks=[_Measure(meter, watch, profiler)],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

@@ -97,7 +97,7 @@ def train(job: Job) -> dict[str, Any]:
     pipeline, batches = _pipeline(work, job)
     meter.boundary()
     iterator = iter(batches)
-    for _ in batches:
+    for _ in batches[: work.steps]:
         meter.loss(float(pipeline.progress(iterator)))
         meter.boundary()
     result = meter.result()
