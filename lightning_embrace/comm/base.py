@@ -77,6 +77,13 @@ class Communicator(Protocol):
         """
         ...
 
+    def fail(self, error: BaseException) -> None:
+        """An exchange has failed in a thread that does not train: tells all ranks, and this one where it waits next.
+
+        The training thread may be waiting for ranks that wait for that exchange.
+        """
+        ...
+
     def broadcast(self, flat: Tensor, kind: str, what: str) -> Handle:
         """Copies rank 0's 1-D tensor into everybody's, in place."""
         ...
@@ -132,6 +139,9 @@ class LocalCommunicator:
 
     def give_way(self, seconds: float) -> None:
         """Nothing is under way."""
+
+    def fail(self, error: BaseException) -> None:
+        """There is nobody to tell."""
 
     def broadcast(self, flat: Tensor, kind: str, what: str) -> Handle:
         """Leaves the tensor as it is."""

@@ -95,6 +95,7 @@ class Control:
         self._exchange: str | None = None
         self._step: int | None = None
         self._failure: RankFailedError | None = None
+        self._own: BaseException | None = None
         self._learned, self._joined, self._heard = threading.Event(), threading.Event(), threading.Event()
         self._refusal: str | None = None
         self._reported = self._closing = False
@@ -149,7 +150,9 @@ class Control:
             self._call(call)
 
     def check(self) -> None:
-        """Raises the failure of another rank, if one is known."""
+        """Raises the failure of another rank, or of another thread of this one, if one is known."""
+        if self._own is not None:
+            raise self._own
         if self._failure is not None:
             # A new one every time: a shared exception would gather the tracebacks and contexts of all who raised it.
             raise RankFailedError(*self._failure.__reduce__()[1])
@@ -159,6 +162,12 @@ class Control:
         if self._wire is not None:
             self._learned.wait(timeout)
         return self._failure
+
+    def fail_here(self, exception: BaseException) -> None:
+        """A thread of this rank has failed while the one that trains may be waiting: :meth:`check` raises it there."""
+        if self._own is None and not _was_caused_by_rank(exception):
+            self._own = exception
+        self.report(exception)
 
     def report(self, exception: BaseException) -> None:
         """Tells all ranks, once, that this one failed; returns when they have been told, or after a second at most.

@@ -59,6 +59,7 @@ class TwinCommunicator:
         self.traffic = Traffic()
         self.events: list[Event] = []
         self.step = 0
+        self.failure: BaseException | None = None
 
     def issued(self, *operations: Operation) -> list[str]:
         """Names of the exchanges issued, in order; of some operations, or of all."""
@@ -106,6 +107,10 @@ class TwinCommunicator:
 
     def give_way(self, seconds: float) -> None:
         """Nothing is under way."""
+
+    def fail(self, error: BaseException) -> None:
+        """Notes the failure."""
+        self.failure = error
 
     def at_step(self, step: int) -> None:
         """Notes the step."""

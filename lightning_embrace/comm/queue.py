@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from lightning_embrace.comm.base import Communicator, Handle
+from lightning_embrace.comm.control import RankFailedError
+from lightning_embrace.comm.torch_backend import ExchangeError
 from lightning_embrace.monitor.timeline import Moment, Profiled, Recorder
 
 #: how long a chunk stays back while urgent exchanges are under way, in seconds. They begin when all ranks are there (a
@@ -58,7 +60,9 @@ class Slot:
             What was received.
 
         Raises:
-            RuntimeError: What the exchange raised in the queue's thread, or the queue has ended.
+            RankFailedError: Another rank failed.
+            ExchangeError: This exchange failed, or the named one before it.
+            RuntimeError: The queue has ended.
         """
         if self.handle is not None:
             return self.handle.wait()
@@ -107,6 +111,8 @@ class LowPriorityQueue:
                 slot.recorder = self._recorder
                 self._slots.append(slot)
             self._changed.notify()
+            if self._closed:
+                self._refuse_waiting()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="embrace-low-priority", daemon=True)
             self._thread.start()
@@ -121,9 +127,13 @@ class LowPriorityQueue:
             self._changed.notify()
 
     def close(self) -> None:
-        """Ends the thread; what has not been issued never is. Also after a failure: waits for nothing."""
+        """Ends the thread; what has not been issued never is. Also after a failure: waits for nothing.
+
+        What is on the wire ends by itself, well or badly, and with it the thread.
+        """
         with self._changed:
             self._closed = True
+            self._refuse_waiting()
             self._changed.notify()
         if self._thread is not None:
             self._thread.join(timeout=1.0)
@@ -144,9 +154,12 @@ class LowPriorityQueue:
             self._start(slot, flying)
             while len(flying) >= _IN_FLIGHT:
                 self._land(flying)
-        ended = RuntimeError("The training has ended, and with it the exchanges that were still waiting.")
-        for slot in [*(s for s, _ in flying), *self._slots]:
-            slot.finish(None, self._failure or ended)
+        while flying:
+            self._land(flying)
+
+    def _refuse_waiting(self) -> None:
+        while self._slots:
+            self._slots.popleft().finish(None, self._failure or _ended())
 
     def _next(self, flying: deque[tuple[Slot, Handle]]) -> Slot | None:
         """The next slot, when it is ready; sees to what is in flight meanwhile."""
@@ -174,7 +187,7 @@ class LowPriorityQueue:
                 slot.issued_at = time.monotonic()
                 return
             except BaseException as error:  # raised in the main thread, by whoever waits
-                self._failure = error
+                self._fail(slot, error)
         slot.finish(None, self._failure)
 
     def _land(self, flying: deque[tuple[Slot, Handle]]) -> None:
@@ -184,8 +197,15 @@ class LowPriorityQueue:
             self._measure(slot)
             slot.finish(result, None)
         except BaseException as error:
-            self._failure = self._failure or error
-            slot.finish(None, error)
+            self._fail(slot, error)
+            slot.finish(None, self._failure)
+
+    def _fail(self, slot: Slot, error: BaseException) -> None:
+        """Nothing is issued any more. The first failure counts: it is the one that others follow from."""
+        if self._failure is None:
+            self._failure = _named(error, slot.what)
+            if not self._closed:
+                self._comm.fail(self._failure)
 
     def _measure(self, slot: Slot) -> None:
         now = time.monotonic()
@@ -217,5 +237,18 @@ class InlineQueue:
             first.issued = True
 
     def close(self) -> None:
-        """There is no thread to end."""
-        self._slots.clear()
+        """There is no thread to end, but there may be others who wait."""
+        while self._slots:
+            self._slots.popleft().finish(None, _ended())
+
+
+def _ended() -> RuntimeError:
+    return RuntimeError("The training has ended, and with it the exchanges that were still waiting.")
+
+
+def _named(error: BaseException, what: str) -> BaseException:
+    if isinstance(error, (RankFailedError, ExchangeError)):
+        return error
+    named = ExchangeError(f"The exchange {what!r} failed: {type(error).__name__}: {error}")
+    named.__cause__ = error
+    return named

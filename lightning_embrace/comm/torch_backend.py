@@ -126,8 +126,8 @@ def raise_cause(error: RuntimeError, control: Control, what: str) -> NoReturn:
         RankFailedError: Another rank failed.
         ExchangeError: No rank said why within some seconds.
     """
-    failure = control.wait_for_failure(_REASON_SECONDS)
-    if failure is not None:
+    control.check()
+    if control.wait_for_failure(_REASON_SECONDS) is not None:
         control.check()
     step = "" if control.step is None else f" (at step {control.step})"
     raise ExchangeError(
@@ -236,6 +236,10 @@ class TorchCommunicator:
         until = time.monotonic() + seconds
         while time.monotonic() < until and any(not work.is_completed() for work in self._urgent):
             time.sleep(_POLL_SECONDS / 2)
+
+    def fail(self, error: BaseException) -> None:
+        """See :class:`~lightning_embrace.comm.base.Communicator`."""
+        self.control.fail_here(error)
 
     def close(self) -> None:
         """Gives the process groups back. Call it when no exchange is under way on any rank."""

@@ -77,6 +77,10 @@ class TracedCommunicator:
         """See :class:`~lightning_embrace.comm.base.Communicator`."""
         self.inner.give_way(seconds)
 
+    def fail(self, error: BaseException) -> None:
+        """See :class:`~lightning_embrace.comm.base.Communicator`."""
+        self.inner.fail(error)
+
     def gather(self, header_H: Tensor, what: str) -> Handle:
         """See :class:`~lightning_embrace.comm.base.Communicator`."""
         size = _size(header_H) * (self.world_size - 1)

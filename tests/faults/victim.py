@@ -71,8 +71,8 @@ class Harm:
         return self.kind == "bad_id"
 
 
-class Victim(LightningModule):
-    """Two tables, two look-ups a step, a head; logs with an all-reduce, validates after every third step."""
+class Late(LightningModule):
+    """Two tables, two look-ups a step, a head; validates after every third step. Its updates may be late."""
 
     def __init__(self, harm: Harm) -> None:
         super().__init__()
@@ -100,7 +100,6 @@ class Victim(LightningModule):
         self.harm.at("after_lookup", self.global_step)
         if loss.requires_grad:
             loss.register_hook(lambda _: self._in_backward())
-        self.log("loss", loss, sync_dist=True)
         return loss
 
     def _in_backward(self) -> None:
@@ -111,6 +110,21 @@ class Victim(LightningModule):
             ids = ids.clone()
             ids[-1] = -3
         self.log("validation_loss", self(ids), sync_dist=True)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def on_train_start(self) -> None:
+        print("training", flush=True)
+
+
+class Victim(Late):
+    """Logs with an all-reduce, and has hooks that could read gradients: its updates are never late."""
+
+    def training_step(self, ids: Tensor, batch_idx: int) -> Tensor:
+        loss = super().training_step(ids, batch_idx)
+        self.log("loss", loss, sync_dist=True)
+        return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         self.harm.at("configure_optimizers", self.harm.step)
@@ -124,16 +138,14 @@ class Victim(LightningModule):
     def _after_optimizer(self) -> None:
         self.harm.at("after_optimizer", self.global_step)
 
-    def on_train_start(self) -> None:
-        print("training", flush=True)
-
 
 class _Callback(Callback):
-    def __init__(self, harm: Harm) -> None:
-        self.harm = harm
+    def __init__(self, harm: Harm, alone: bool) -> None:
+        self.harm, self.alone = harm, alone
 
     def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
-        if trainer.is_global_zero:  # a look-up that no other rank makes; it may have to wait for their optimizers
+        # a look-up that no other rank makes; it may have to wait for their optimizers
+        if trainer.is_global_zero and self.alone:
             with torch.no_grad():
                 module.words(torch.arange(3))
         self.harm.at("batch_end", trainer.global_step)
@@ -168,7 +180,7 @@ def _harm_in_exchange(harm: Harm) -> None:
     def at(self: Control, exchange: str) -> None:
         enter(self, exchange)
         if name in exchange:
-            harm.at(harm.point, harm.step)
+            harm.at(harm.point, harm.step if self.step is None else self.step)
 
     Control.at = at  # type: ignore[method-assign]
 
@@ -180,15 +192,24 @@ def fit(
     timeout: float = 600.0,
     steps: int = 7,
     save: str | None = None,
+    late: bool = False,
+    alone: bool = True,
+    trace: str | None = None,
 ) -> None:
     """Trains; ends with an exception on every rank unless all goes well."""
     _harm_in_exchange(harm)
     trainer = Trainer(
         accelerator="cpu",
         devices=devices,
-        strategy=EmbRaceStrategy(tables=["*"], timeout=timedelta(seconds=timeout), start_method=start_method),
+        strategy=EmbRaceStrategy(
+            tables=["*"],
+            lookahead=(lambda ids: {"words": ids, "tags": ids}) if late else "auto",
+            trace=trace,
+            timeout=timedelta(seconds=timeout),
+            start_method=start_method,
+        ),
         max_steps=steps,
-        callbacks=[_Callback(harm), *([OnExceptionCheckpoint(save)] if save else [])],
+        callbacks=[_Callback(harm, alone), *([OnExceptionCheckpoint(save)] if save else [])],
         logger=False,
         enable_checkpointing=save is not None,
         enable_progress_bar=False,
@@ -199,7 +220,7 @@ def fit(
         log_every_n_steps=1,
     )
     try:
-        trainer.fit(Victim(harm), Loader(harm, steps), Loader(Harm("loader", "none", -1), 4))
+        trainer.fit((Late if late else Victim)(harm), Loader(harm, steps), Loader(Harm("loader", "none", -1), 4))
     except ValueError:
         if harm.kind == "stay":  # a script that catches the error, and has more to do
             time.sleep(3600)
@@ -217,9 +238,11 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=600.0)
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--save")
-    arguments = parser.parse_args()
-    harm = Harm(arguments.point, arguments.kind, arguments.rank, arguments.step)
-    fit(harm, arguments.devices, arguments.start_method, arguments.timeout, arguments.steps, arguments.save)
+    parser.add_argument("--late", action="store_true")
+    parser.add_argument("--trace")
+    arguments = vars(parser.parse_args())
+    harm = Harm(*(arguments.pop(name) for name in ("point", "kind", "rank", "step")))
+    fit(harm, **arguments)
     print("fit returned", flush=True)
 
 
