@@ -167,6 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for ranks in chosen.ranks:
             with Cluster(ranks, rate=rate, delay=chosen.delay or None) as cluster:
                 about["network"] = cluster.description
+                about["rate"] = chosen.rate if cluster.kind == "namespaces" else "none"  # what was had, for the bounds
                 for model, optimizer in itertools.product(chosen.models, chosen.optimizers):
                     for repetition in range(chosen.repetitions):
                         timed = jobs(chosen, model, ranks, optimizer)
