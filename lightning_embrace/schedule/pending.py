@@ -30,6 +30,7 @@ class _Entry:
         self.late = late
         self.optimizer: Optimizer | None = None
         self.settings: dict[int, Settings] = {}
+        self.begun = False
 
 
 class PendingUpdates:
@@ -95,9 +96,10 @@ class PendingUpdates:
             self._entries.clear()
 
     def _apply(self, entry: _Entry) -> None:
+        if entry.begun:  # what applies it has read a parameter
+            return
         gradients = entry.late.gradients()
-        for parameter in entry.late.parameters:
-            self._entries.pop(id(parameter), None)
+        entry.begun = True
         # state that an optimizer makes in inference mode could not be trained with later
         apply = self._recorder.span("late update", "compute")
         with apply, torch.inference_mode(False), torch.no_grad():
@@ -110,6 +112,9 @@ class PendingUpdates:
                     apply_late(entry.optimizer, parameter, gradient, settings, counted=entry.late.counted)
                 if settings is None or self.keep_gradients:
                     _add_gradient(parameter, gradient)
+        # only now: other threads look here, without the lock, whether there is anything to wait for
+        for parameter in entry.late.parameters:
+            self._entries.pop(id(parameter), None)
 
 
 def _add_gradient(parameter: Tensor, gradient: Tensor) -> None:
