@@ -79,6 +79,8 @@ class Session:
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._optimizers: list[Optimizer] = []
         self._cut = 0
+        #: optimizers make states in their next step, not in those that follow
+        self._states_are_new = True
         self._fixed_chunk = chunk_bytes
         self._chunk = chunk_bytes or tuned_chunk(0)
         self.pending = PendingUpdates(recorder or Profiled())
@@ -252,7 +254,7 @@ class Session:
         """Puts the averages into ``grad``, or leaves them for whoever reads their parameters next."""
         # whether this rank waits is its own affair: the AllReduces are on their way. Not in the first step: optimizers
         # make their states there, in the order in which state dicts have them
-        defers = self.relaxed and self.schedule.horizontal and self.step > 0
+        defers = self.relaxed and self.schedule.horizontal and not self._states_are_new
         defers = defers and not any(map(may_defer, self._optimizers, repeat(STEP_HOOKS)))
         for block in self._dense.blocks:
             if defers and not block.is_done():
@@ -296,6 +298,7 @@ class Session:
                     " Call `self.manual_backward(loss)` instead of `loss.backward()`."
                 )
             self.pending.stepped(optimizer)
+            self._states_are_new = False
             self.step += 1
             self.comm.traffic.steps += 1
             for table in tables:
@@ -305,6 +308,7 @@ class Session:
         self._optimizers.append(optimizer)
         self._hooks.append(optimizer.register_step_post_hook(after))
         self._hooks.append(optimizer.register_state_dict_pre_hook(self._before_optimizer_state))
+        self._hooks.append(optimizer.register_load_state_dict_pre_hook(self._before_optimizer_loads))
 
     def _in_backward(self) -> None:
         """Called in backward before a dense block leaves."""
@@ -331,6 +335,11 @@ class Session:
 
     def _before_optimizer_state(self, *_: object) -> None:
         self.pending.settle_all()
+
+    def _before_optimizer_loads(self, *_: object) -> None:
+        # an update of before must not move what is loaded; and that may be empty, as the learning rate finder leaves it
+        self.pending.settle_all()
+        self._states_are_new = True
 
     def why_whole(self) -> dict[str, str | None]:
         """By table, why its gradient comes in one part; None where it comes in several. Empty where none could."""

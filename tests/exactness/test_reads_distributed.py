@@ -151,6 +151,26 @@ def clamp(trainer: Any, module: Any) -> Any:
             parameter.clamp_(-0.3, 0.3)
 
 
+def take_back(trainer: Any, module: Any) -> None:
+    """Loads the optimizer's state and the weights of the step before, as who starts over after a bad step does."""
+    kept = module.__dict__.setdefault("kept", {})
+    optimizer = trainer.optimizers[0]
+    if trainer.global_step == 4:
+        optimizer.load_state_dict(kept["optimizer"])
+        module.body.load_state_dict(kept["body"])
+    kept["optimizer"] = copy.deepcopy(optimizer.state_dict())
+    kept["body"] = copy.deepcopy(module.body.state_dict())
+
+
+def load_optimizer(trainer: Any, module: Any) -> None:
+    """Loads an older state of the optimizer alone, without reading anything before."""
+    kept = module.__dict__.setdefault("kept", {})
+    if trainer.global_step == 2:
+        kept["optimizer"] = copy.deepcopy(trainer.optimizers[0].state_dict())
+    if trainer.global_step == 4:
+        trainer.optimizers[0].load_state_dict(kept["optimizer"])
+
+
 def clamp_table(trainer: Any, module: Any) -> Any:
     """Changes a table alone, through `.data`."""
     module.words.weight.data.clamp_(-0.3, 0.3)
@@ -172,6 +192,8 @@ READS = (
     deep_copy,
     clamp,
     clamp_table,
+    take_back,
+    load_optimizer,
 )
 
 
