@@ -109,6 +109,25 @@ def test_a_consequence_is_not_reported(ranks: list[Control]) -> None:
     assert ranks[0].wait_for_failure(A_WHILE) is None
 
 
+def test_a_failure_in_another_thread_of_this_rank_is_raised_here_too(ranks: list[Control]) -> None:
+    """The training thread may wait for ranks that wait for what that thread was to do: it asks here meanwhile."""
+    error = ValueError("boom")
+    ranks[1].fail_here(error)
+    with pytest.raises(ValueError, match="boom") as caught:
+        ranks[1].check()
+    assert caught.value is error
+    for control in (ranks[0], ranks[2]):
+        failure = control.wait_for_failure(SOON)
+        assert failure is not None and failure.rank == 1 and "boom" in failure.reason
+    consequence = RankFailedError(1, None, None, "boom")
+    ranks[0].fail_here(consequence)
+    with pytest.raises(RankFailedError, match="rank 1"):
+        ranks[0].check()
+    ranks[1].fail_here(KeyError("a second one"))
+    with pytest.raises(ValueError, match="boom"):
+        ranks[1].check()
+
+
 def test_a_long_or_broken_message_does_not_stop_the_report(ranks: list[Control]) -> None:
     """Torch errors can be pages long, and an exception's text can be anything, or raise itself."""
 
