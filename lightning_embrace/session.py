@@ -151,7 +151,6 @@ class Session:
         """
         self.comm.at_step(self.step)
         self.sync_buffers()
-        self.pending.keep_gradients = False  # from here on `zero_grad` may have run
         if self._accumulating:
             # what was delayed is not in the window's first batch; this one may look it up
             self.pending.settle_all(counted=True)
@@ -175,6 +174,7 @@ class Session:
         Args:
             backward_follows: Automatic optimization: backward will close the rounds. Else they are closed here.
         """
+        self.pending.keep_gradients = False  # from here on `zero_grad` may have run: after forward, that is
         if not backward_follows:
             self._leave_forward()
             self._close_rounds()

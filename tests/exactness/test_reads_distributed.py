@@ -241,6 +241,22 @@ def test_callbacks_see_the_step_that_is_over(ranks: Callable[[int], Ranks], read
     assert_on(seen, schedule)
 
 
+class Remembering(Rich):
+    """Reads in forward the gradient of the step before: Lightning has not zeroed it by then."""
+
+    def features(self, batch: dict[str, Tensor]) -> Tensor:
+        before = self.first.weight.grad
+        return super().features(batch) * (1.0 if before is None else 1.0 + before.norm())
+
+
+@pytest.mark.parametrize("schedule", ["2d", "horizontal"])
+def test_the_gradient_of_the_step_before_is_there_in_forward(ranks: Callable[[int], Ranks], schedule: str) -> None:
+    """It is late, and must not be taken for one that has been zeroed already."""
+    data = s.drawn(STEPS, WORLD_SIZE)
+    # the reference plays all ranks in one process, and its gradient too is there in every step but the first
+    assert_on(compare(ranks, story("adam", "steps", cls=Remembering), data, schedule), schedule)
+
+
 def keeping_list() -> list[Callback]:
     """Reads the model's own list."""
     return reading(kept_list)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from torch import Tensor
 
 from tests.exactness import story as s
@@ -375,3 +376,23 @@ def test_hooks_that_move_other_rows_than_those_looked_up(
     for rank in seen:
         assert not any(step["relaxed"] for step in rank.steps)
         assert rank.most["delayed"] == rank.most["blocks"] == rank.most["early"] == 0
+
+
+class _Watcher(Callback):
+    """Could change gradients, as far as anybody can tell."""
+
+    def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
+        pass
+
+
+def on_rank_0_alone() -> list[Callback]:
+    """As loggers are added."""
+    return [_Watcher()] if os.environ.get("LOCAL_RANK") == "0" else []
+
+
+def test_ranks_with_different_callbacks_agree(ranks: Callable[[int], Ranks]) -> None:
+    """What one rank fears holds for all: they would pair different exchanges. Whether to wait is each rank's affair."""
+    seen = compare(ranks, story("adam"), s.drawn(STEPS, 2), callbacks=on_rank_0_alone)
+    for rank in seen:
+        assert rank.most["delayed"] == rank.most["early"] == 0
+    assert [rank.most["blocks"] > 0 for rank in seen] == [False, True]
