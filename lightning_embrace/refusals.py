@@ -41,11 +41,6 @@ def check_trainer(trainer: Any, precision_plugin: Any, namespace: Namespace) -> 
             f"Trainer(precision={precision_plugin.precision!r}) scales the loss, and ranks with different shards could"
             " disagree on an overflow. Use precision='bf16-mixed', or 32."
         )
-    if trainer.gradient_clip_val and trainer.gradient_clip_algorithm in (None, "norm"):
-        raise error(
-            f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) clips by norm, and the norm of sharded gradients"
-            " is not computed yet. Use gradient_clip_algorithm='value', or strategy='ddp'."
-        )
 
 
 def check_callbacks(callbacks: Sequence[Any], specs: Sequence[TableSpec], namespace: Namespace) -> None:

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_embrace.announce import AnnouncingMixin
-from lightning_embrace.batches import BatchesMixin
 from lightning_embrace.comm.connect import Connection
 from lightning_embrace.comm.serve import RowService
 from lightning_embrace.comm.traffic import Traffic
 from lightning_embrace.config import EmbRaceConfig, Lookahead, StartMethod, UnevenLoaders, WireDtype
 from lightning_embrace.distributed import DistributedMixin
+from lightning_embrace.failing import FailingMixin
 from lightning_embrace.lookahead.ahead import Lookahead as Ahead
 from lightning_embrace.lookahead.ahead import Pair
 from lightning_embrace.lookahead.reasons import LoaderKind
@@ -35,13 +35,12 @@ from lightning_embrace.schedule.order import Name, Schedule
 from lightning_embrace.session import Session
 from lightning_embrace.signals import Sigterm
 from lightning_embrace.tables.find import find_tables
-from lightning_embrace.tracing import TracingMixin
 
 _TIMEOUT = timedelta(minutes=30)
 _MODULE = {"lightning.pytorch": "lightning_embrace", "pytorch_lightning": "lightning_embrace.pytorch_lightning"}
 
 
-class EmbRaceMixin(SavingMixin, BatchesMixin, AnnouncingMixin, TracingMixin, DistributedMixin):
+class EmbRaceMixin(SavingMixin, AnnouncingMixin, FailingMixin, DistributedMixin):
     """The strategy without its base class, which differs between the two namespaces of Lightning."""
 
     namespace: ClassVar[Namespace]
@@ -137,6 +136,7 @@ class EmbRaceMixin(SavingMixin, BatchesMixin, AnnouncingMixin, TracingMixin, Dis
             for optimizer in self.optimizers:
                 session.watch(optimizer)
             self._relax(session, trainer)
+            self._take_clipping(session)
         else:
             self.model_to_device()
             states = [*self.model.parameters(), *self.model.buffers()]
@@ -191,6 +191,7 @@ class EmbRaceMixin(SavingMixin, BatchesMixin, AnnouncingMixin, TracingMixin, Dis
 
     def _end_in_order(self) -> None:
         self._let_loaders_go()
+        self._give_clipping_back()
         if self._session is not None:
             self._session.unshard(self.optimizers)
         if self._connection is not None:
@@ -200,16 +201,6 @@ class EmbRaceMixin(SavingMixin, BatchesMixin, AnnouncingMixin, TracingMixin, Dis
                 self._service.stop()
             self._connection.close()
             self._connection = None
-
-    def _let_go(self) -> None:
-        """What remains after a failure: no collective, no waiting for others."""
-        self._let_loaders_go()
-        if self._session is not None:
-            self._session.release()
-        if self._connection is not None:
-            self._connection.abandon()
-        self._write_part_of_trace()
-        self._session = self._connection = self._service = None
 
     def _revert_layer_sync(self) -> None:
         trainer = getattr(self.lightning_module, "_trainer", None)
@@ -315,36 +306,6 @@ class EmbRaceMixin(SavingMixin, BatchesMixin, AnnouncingMixin, TracingMixin, Dis
                 yield
             finally:
                 session.rows.in_step = False
-
-    # ---- failures --------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _reporting(self) -> Iterator[None]:
-        """Tells the other ranks of an exception at once, before callbacks and teardown take their time."""
-        try:
-            yield
-        except StopIteration:
-            raise
-        except BaseException as error:
-            self.on_exception(error)
-            raise
-
-    def on_exception(self, exception: BaseException) -> None:
-        """From here on no collective starts, except after a SIGTERM, at which all ranks stop alike."""
-        if self._stopping and isinstance(exception, SystemExit):
-            return
-        self._failed = True
-        if self._connection is not None:
-            self._connection.fail(exception)
-        if self._service is not None:
-            self._service.abandon()
-        if self._session is not None and self.world_size > 1:
-            self._session.release()
-
-    def give_up(self, exception: BaseException) -> None:
-        """Ends a process whose exception Lightning does not see."""
-        self.on_exception(exception)
-        self._let_go()
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:

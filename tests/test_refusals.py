@@ -42,14 +42,6 @@ def test_loss_scaling():
     assert "bf16-mixed" in message
 
 
-@pytest.mark.parametrize("algorithm", [None, "norm"])
-def test_clipping_by_norm(algorithm):
-    """The norm of a shard is not the norm of the table."""
-    message = refused("clips by norm", gradient_clip_val=0.5, gradient_clip_algorithm=algorithm)
-    assert "gradient_clip_algorithm='value'" in message
-    assert "strategy='ddp'" in message
-
-
 @pytest.mark.parametrize(
     "callback", [StochasticWeightAveraging(1e-2, swa_epoch_start=1), WeightAveraging(), EMAWeightAveraging()]
 )
@@ -76,19 +68,6 @@ def test_weight_averaging_of_whole_tables(ranks, callback):
     """What the message offers works: with all tables whole the callbacks do what they do under DDP."""
     expected = ranks(2).run(average, "ddp", callback)
     assert_same(ranks(2).run(average, "embrace", callback), expected)
-
-
-def test_clipping_by_value_is_allowed(ranks):
-    """The alternative that the message names equals DDP."""
-    expected = ranks(2).run(clip, "ddp")
-    assert_same(ranks(2).run(clip, "embrace"), expected)
-
-
-def clip(strategy: str) -> Any:
-    model = make_model()
-    trainer = make_trainer(make_strategy(strategy), gradient_clip_val=0.01, gradient_clip_algorithm="value")
-    trainer.fit(model, loader(3))
-    return results(model, trainer)
 
 
 def wrong_optimizer(world_size: int, failure: str) -> Any:

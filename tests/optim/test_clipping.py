@@ -1,0 +1,78 @@
+"""Clipping equals torch's on whole gradients; a sparse one counts as the dense one it stands for."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_embrace.comm.base import Done, Handle, LocalCommunicator
+from lightning_embrace.comm.fake import TwinCommunicator
+from lightning_embrace.optim.clipping import clip_by_norm, clip_by_value, norms
+
+NORMS = [1.0, 2.0, 3.0, math.inf]
+
+
+def parameters() -> list[nn.Parameter]:
+    """A dense one, a sparse one with a row that occurs twice, and one without a gradient."""
+    torch.manual_seed(3)
+    made = [nn.Parameter(torch.zeros(4, 6, dtype=torch.float64)) for _ in range(3)]
+    made[0].grad = torch.randn(4, 6, dtype=torch.float64)
+    rows = torch.randn(3, 6, dtype=torch.float64)
+    made[1].grad = torch.sparse_coo_tensor(torch.tensor([[2, 0, 2]]), rows, (4, 6), check_invariants=True)
+    return made
+
+
+def dense(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
+
+
+@pytest.mark.parametrize("norm_type", NORMS)
+@pytest.mark.parametrize("bound", [0.3, 1e3])
+def test_by_norm_equals_torch(norm_type: float, bound: float) -> None:
+    """A row that occurs twice counts with its sum; gradients below the bound stay as they are."""
+    ours, whole = parameters(), parameters()
+    whole[1].grad = dense(whole[1])
+    expected = nn.utils.clip_grad_norm_(whole, bound, norm_type)
+    total = clip_by_norm(LocalCommunicator(), ours, set(), bound, norm_type)
+    torch.testing.assert_close(total, expected)
+    for mine, other in zip(ours[:2], whole[:2]):
+        torch.testing.assert_close(dense(mine), dense(other))
+    assert ours[2].grad is None
+
+
+def test_by_value_equals_torch() -> None:
+    ours, whole = parameters(), parameters()
+    whole[1].grad = dense(whole[1])
+    nn.utils.clip_grad_value_(whole, 0.2)
+    clip_by_value(ours, 0.2)
+    for mine, other in zip(ours[:2], whole[:2]):
+        torch.testing.assert_close(dense(mine), dense(other))
+
+
+class Halves(TwinCommunicator):
+    """Rank 0 of two; the other one has the other columns."""
+
+    def __init__(self, other: list[Tensor], norm_type: float) -> None:
+        super().__init__(2)
+        self.other, self.norm_type = other, norm_type
+
+    def gather(self, header_H: Tensor, what: str) -> Handle:
+        theirs = torch.stack([torch.linalg.vector_norm(o, self.norm_type) for o in self.other])
+        return Done(torch.stack([header_H, theirs.view(torch.int64)]))
+
+
+@pytest.mark.parametrize("norm_type", NORMS)
+def test_a_shard_counts_with_the_others_columns(norm_type: float) -> None:
+    """And what every rank has counts once."""
+    whole = [torch.randn(4, 6, dtype=torch.float64) for _ in range(2)]
+    comm = Halves([whole[0][:, 3:]], norm_type)
+    found = norms(comm, [whole[0][:, :3], whole[1]], [True, False], norm_type)
+    torch.testing.assert_close(found, torch.stack([torch.linalg.vector_norm(w, norm_type) for w in whole]))
+
+
+def test_no_gradient_at_all() -> None:
+    assert float(clip_by_norm(LocalCommunicator(), [nn.Parameter(torch.ones(2))], set(), 1.0)) == 0.0
