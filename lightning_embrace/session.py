@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import repeat
 
 import torch
@@ -103,7 +104,7 @@ class Session:
         self._replicated_headers: list[list[int]] = []
         self._gate = ParameterGate(model, [*dense.values(), *(t.parameter for t in self.tables)], self._before_read)
         for table in self.tables:
-            table.settle = _Settle(self.pending, table.parameter)
+            table.settle = partial(self.pending.settle, table.parameter)
         self._table_of = {id(t.parameter): t for t in self.tables}
         self.rows.when_touched = self._touched
 
@@ -392,13 +393,3 @@ class Session:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-
-
-class _Settle:
-    """Applies what is pending for a table."""
-
-    def __init__(self, pending: PendingUpdates, parameter: Tensor) -> None:
-        self._pending, self._parameter = pending, parameter
-
-    def __call__(self) -> None:
-        self._pending.settle(self._parameter)

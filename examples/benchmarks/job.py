@@ -21,6 +21,7 @@ class Job:
         dim: Columns of each table; 0: the size's default.
         batch: Sequences per rank and step; 0: the size's default.
         length: Tokens per sequence; 0: the size's default.
+        negatives: Draws of the sampled softmax, where the model has one; 0: the size's default.
         warmup: Steps that are not measured.
         steps: Measured steps.
         seed: Of weights and batches, the same for every peer.
@@ -42,6 +43,7 @@ class Job:
     dim: int = 0
     batch: int = 0
     length: int = 0
+    negatives: int = 0
     warmup: int = 4
     steps: int = 5
     seed: int = 1

@@ -94,7 +94,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--compute", choices=("real", "emulated"), default="real")
     parser.add_argument("--compute-ms", type=float, default=0.0, help="emulated time of forward and backward")
     parser.add_argument("--size", choices=("small", "paper"), default="small")
-    for name in ("vocabulary", "dim", "batch", "length"):
+    for name in ("vocabulary", "dim", "batch", "length", "negatives"):
         parser.add_argument(f"--{name}", type=int, default=0, help="0: the size's default")
     parser.add_argument("--exponent", type=float, default=1.1, help="of the ids' Zipf distribution; 0: real text")
     parser.add_argument("--text", default="", help="file for real text")
@@ -127,6 +127,7 @@ def jobs(chosen: argparse.Namespace, model: str, ranks: int, optimizer: str) -> 
             dim=chosen.dim,
             batch=chosen.batch,
             length=chosen.length,
+            negatives=chosen.negatives,
             warmup=chosen.warmup,
             steps=chosen.steps,
             seed=chosen.seed,
@@ -184,7 +185,11 @@ def _tokens(chosen: argparse.Namespace) -> str:
     """Statistics of the batches, since every result depends on them."""
     parts = []
     for model in chosen.models:
-        spec = batch_spec(model, chosen.size, chosen.vocabulary or None, chosen.batch or None, chosen.length or None)
+        spec = batch_spec(
+            model,
+            chosen.size,
+            *(getattr(chosen, name) or None for name in ("vocabulary", "batch", "length", "negatives")),
+        )
         source = make_source(spec, chosen.exponent, chosen.text)
         counted = statistics(spec, source, max(chosen.ranks), steps=3, seed=chosen.seed)
         parts.append(f"#### Batches of {model} on {max(chosen.ranks)} ranks: {source.name}\n\n{tables(counted)}")

@@ -34,7 +34,14 @@ class Work:
     def __init__(self, job: Job) -> None:
         torch.manual_seed(job.seed)
         chosen = {"vocabulary": job.vocabulary or None}
-        spec = batch_spec(job.model, job.size, batch=job.batch or None, length=job.length or None, **chosen)  # type: ignore[arg-type]
+        spec = batch_spec(
+            job.model,
+            job.size,
+            batch=job.batch or None,
+            length=job.length or None,
+            negatives=job.negatives or None,
+            **chosen,
+        )  # type: ignore[arg-type]
         self.model = build(
             job.model,
             job.size,  # type: ignore[arg-type]
