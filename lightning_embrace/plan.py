@@ -146,7 +146,7 @@ def _console_beside(bar: Any) -> Iterator[Console]:
     # in a notebook rich would send a display message, which a forked rank cannot
     console = Console(stderr=True, force_jupyter=False)
     if not console.is_terminal:
-        console.width = 140
+        console.width = 180
     with tqdm.external_write_mode(sys.stderr):  # takes bars away, and puts them back below
         yield console
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -33,8 +33,6 @@ class RowSource:
         self.version = 0
         #: gradients are there, and the optimizer has not stepped
         self.update_pending = False
-        #: the rows of most look-ups are known beforehand
-        self.foreseen = False
         #: somebody has changed or read a table's weight, told with the table
         self.when_touched: Callable[[ShardedTable], None] = lambda _: None
         #: inside a step function of any kind: a sharded weight must not be read
@@ -43,6 +41,8 @@ class RowSource:
         self.in_training_step = False
         #: look-ups are those of activation checkpointing, whose rows are here
         self.in_backward = False
+        #: tables whose rows were brought to all ranks before the look-ups of this step
+        self.planned: frozenset[int] = frozenset()
         #: tables of whose rows not all were here, in this step
         self.missed: set[int] = set()
         self.released = False
@@ -50,8 +50,18 @@ class RowSource:
 
     # ---- for the session -----------------------------------------------------------------------------------------
 
-    def open_rounds(self, step: int) -> None:
-        """Look-ups run as rounds from here on."""
+    def await_ranks(self) -> None:
+        """This rank is about to wait for the others, and changes no table until they come."""
+        self._tell_service(True)
+
+    def open_rounds(self, step: int, planned: Iterable[int] = ()) -> None:
+        """Look-ups run as rounds from here on.
+
+        Args:
+            step: The step's number, for errors.
+            planned: Tables whose rows were brought to all ranks beforehand.
+        """
+        self.planned = frozenset(planned)
         self._rounds.begin_step(step, self.version)
         self.missed.clear()
         self._tell_service(True)
@@ -137,9 +147,9 @@ class RowSource:
         blocks[self._comm.rank] = own
         return torch.cat([blocks[r].to(own.device) for r in table.owners()], dim=1)
 
-    def fetch_nothing(self) -> None:
+    def fetch_nothing(self, table: ShardedTable) -> None:
         """Answers the others, where a look-up needs nothing of them."""
-        if not self.foreseen:
+        if table.index not in self.planned:  # else nobody has to ask
             self._rounds.join()
 
     def fetch_pooled(self, table: ShardedTable, request: PooledRequest) -> Tensor:

@@ -86,6 +86,8 @@ class Session:
         self._chunk = chunk_bytes or tuned_chunk(0)
         self.pending = PendingUpdates(recorder or Profiled())
         self.foresight: Foresight | None = None
+        #: there is none, or it knows of no ids
+        self._blind = True
         self.rows = RowSource(comm, lambda table: self._shards.shown(table))
         self.tables = self.rows.tables
         self._shards = Shards(model, specs, comm, self.rows, wire_dtype)
@@ -125,7 +127,7 @@ class Session:
             blind: No more than whether there is one: the ranks only end together.
         """
         self.foresight = Foresight(self.comm, self.tables, self.schedule.vertical)
-        self.rows.foreseen = not blind
+        self._blind = blind
 
     def record_lookups(self, wanted: bool) -> None:
         """Whether :meth:`looked_up` will be asked for after this step."""
@@ -139,8 +141,7 @@ class Session:
 
     def foreseen(self) -> dict[int, bool]:
         """By table whose rows were brought beforehand, whether this rank's look-ups needed no others."""
-        planned = self.foresight.planned if self.foresight is not None else []
-        return {index: index not in self.rows.missed for index in planned}
+        return {index: index not in self.rows.missed for index in self.rows.planned}
 
     # ---- one training step -------------------------------------------------------------------------------------
 
@@ -161,12 +162,15 @@ class Session:
                 table.forget()
         self._guard.watch()
         self.rows.update_pending = False
+        planned: list[int] = []
         if self.foresight is not None:
+            self.rows.await_ranks()
             known = known or Known([None] * len(self.tables))
             caution = Caution(not self.relaxed, self.disturbed)
             plan = self._dense.fingerprint()
             self.foresight.begin(known, caution, self._optimizers, self.step, self.rows.version, plan)
-        self.rows.open_rounds(self.step)
+            planned = self.foresight.planned
+        self.rows.open_rounds(self.step, planned)
         self.rows.in_step = self._inside_training_step = True
 
     def end_training_step(self, backward_follows: bool) -> None:
@@ -344,7 +348,7 @@ class Session:
 
     def why_whole(self) -> dict[str, str | None]:
         """By table, why its gradient comes in one part; None where it comes in several. Empty where none could."""
-        if not (self.schedule.vertical and self.relaxed and self.foresight is not None and self.rows.foreseen):
+        if not (self.schedule.vertical and self.relaxed and not self._blind):
             return {}
         return {t.name: why for t, why in zip(self.tables, why_whole(self.tables, self._optimizers))}
 

@@ -26,7 +26,7 @@ class Source(Protocol):
         """Rows of unique valid ids in full width, [U, D]."""
         ...
 
-    def fetch_nothing(self) -> None:
+    def fetch_nothing(self, table: ShardedTable) -> None:
         """Answers the others, where a look-up needs nothing of them; only in a training step."""
         ...
 
@@ -107,7 +107,7 @@ class TableHandle:
         if missing_M.numel() > 0:
             window.add(missing_M, self.source.fetch_rows(self.table, missing_M))
         elif not self.source.in_backward:
-            self.source.fetch_nothing()
+            self.source.fetch_nothing(self.table)
         position_U = window.positions(ids_U)
         if not self.wants_gradient():
             return window.rows_UD[position_U]

@@ -73,8 +73,8 @@ def _strategy(job: Job) -> Any:
     if job.peer.startswith("ddp"):
         from lightning.pytorch.strategies import DDPStrategy
 
-        # Lightning's default; the models use every parameter in every step
-        return DDPStrategy(process_group_backend="gloo", gradient_as_bucket_view=True)
+        # Lightning's default; the models use every parameter in every step, and start equal by their seed
+        return DDPStrategy(process_group_backend="gloo", gradient_as_bucket_view=True, init_sync=False)
     from lightning_embrace import EmbRaceStrategy
 
     schedule: Any = PEERS[job.peer].schedule
