@@ -200,6 +200,7 @@ class Session:
         self.rows.in_training_step = self.rows.in_backward = True
         self._guard.expect()
         if synchronise:
+            self._queue.starved = 0.0
             self._dense.begin(self._cut if self.schedule.horizontal else None, self._chunk)
 
     def after_backward(self, synchronise: bool) -> None:
@@ -209,7 +210,8 @@ class Session:
             synchronise: As in :meth:`before_backward`.
         """
         self._accumulating = not synchronise
-        issued = self._dense.issued()
+        # a cut that was too early kept chunks back that were ready: they count as if they had been sent
+        issued = self._dense.issued() + int(self._queue.starved * self._queue.rate / self._chunk)
         self._close_rounds()
         if self.foresight is not None:
             self.foresight.send_early(True, synchronise)
@@ -229,11 +231,8 @@ class Session:
         self._dense.send_rest()
         self.pending.settle_all()
         parts = (self._gradients, self._replicated)
-        header = [value for part in parts for value in part.header()] + [
-            issued,
-            int(self._queue.rate),
-            int(self.wants_stop),
-        ]
+        header = [value for part in parts for value in part.header()]
+        header += [issued, int(self._queue.rate), int(self.wants_stop)]
         rows = self.comm.gather(torch.tensor(header), f"closing header of step {self.step}").wait().tolist()
         self.stop_agreed = any([row.pop() for row in rows])
         self._chunk = self._fixed_chunk or tuned_chunk(min(row.pop() for row in rows))

@@ -102,6 +102,8 @@ class LowPriorityQueue:
         self._thread: threading.Thread | None = None
         #: bytes per second at which exchanges with a size have come through lately; 0: not known
         self.rate = 0.0
+        #: seconds in which the wire was free and something was ready, but not what is next
+        self.starved = 0.0
         self._free_at = 0.0
 
     def append(self, slots: Iterable[Slot]) -> None:
@@ -170,7 +172,10 @@ class LowPriorityQueue:
                 if self._slots and self._slots[0].ready:
                     return self._slots.popleft()
                 if not flying:
+                    begun = time.monotonic() if any(slot.ready for slot in self._slots) else None
                     self._changed.wait()
+                    if begun is not None:
+                        self.starved += time.monotonic() - begun
                     continue
             self._land(flying)
 
@@ -219,7 +224,7 @@ class LowPriorityQueue:
 class InlineQueue:
     """Issues a slot as soon as it and those before it are ready, in the calling thread: for one rank, and for tests."""
 
-    rate = 0.0
+    rate = starved = 0.0
 
     def __init__(self) -> None:
         self._slots: deque[Slot] = deque()

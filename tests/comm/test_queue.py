@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lightning_embrace.comm.base import Done
 from lightning_embrace.comm.control import RankFailedError
 from lightning_embrace.comm.fake import TwinCommunicator
 from lightning_embrace.comm.queue import InlineQueue, LowPriorityQueue, Slot
@@ -252,3 +253,22 @@ def test_inline() -> None:
     queue.close()
     with pytest.raises(RuntimeError, match="training has ended"):
         exchanges[2].slot.wait()
+
+
+def test_it_knows_how_long_the_order_kept_it_waiting() -> None:
+    """Regression: an order that changed too early left the wire idle in every step, because what was kept back was not
+    counted as what could have been sent, and the ranks agreed on the same place again."""
+    queue = LowPriorityQueue(TwinCommunicator())
+    slots = [Slot(lambda: Done(torch.zeros(1)), name) for name in ("first", "second")]
+    try:
+        queue.append(slots)
+        time.sleep(0.05)
+        assert queue.starved == 0.0, "nothing was ready"
+        queue.ready(slots[1])
+        time.sleep(0.05)
+        queue.ready(slots[0])
+        for slot in slots:
+            slot.wait()
+        assert queue.starved > 0.0
+    finally:
+        queue.close()
