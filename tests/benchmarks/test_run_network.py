@@ -29,12 +29,17 @@ def namespaces() -> set[str]:
 
 
 def test_a_few_steps_beside_ddp(tmp_path):
-    """Two peers train the same model on two namespaces: same losses, bytes counted on the links, nothing left."""
+    """Two peers train the same model on two namespaces: same losses, bytes counted on the links, nothing left.
+
+    A third run, of ``embrace`` alone, is traced.
+    """
     before = namespaces()
-    command = [*RUN, *SMALL, "--peers", "embrace,ddp", "--rate", "1gbit", "--out", str(tmp_path)]
+    command = [*RUN, *SMALL, "--peers", "embrace,ddp", "--rate", "1gbit", "--traced-steps", "2", "--out", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=240)
     records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
-    assert [r["job"]["peer"] for r in records] == ["embrace", "ddp"]
+    assert [r["job"]["peer"] for r in records] == ["embrace", "ddp", "embrace"]
+    assert [bool(r["job"]["trace"]) for r in records] == [False, False, True]
+    assert Path(records[2]["job"]["trace"]).stat().st_size > 1000
     for record in records:
         for result in record["results"]:
             assert len(result["steps"]) == 2
