@@ -109,7 +109,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="LM at 2 ranks, once: about three minutes")
     chosen = parser.parse_args(arguments)
     if chosen.quick:
-        chosen.models, chosen.ranks, chosen.repetitions, chosen.steps, chosen.rate = ["lm"], [2], 1, 3, "100mbit"
+        chosen.models, chosen.ranks, chosen.repetitions, chosen.steps, chosen.rate = ["lm"], [2], 1, 3, "200mbit"
         chosen.peers, chosen.traced_steps = [p for p in chosen.peers if p not in _LONG], 0
     return chosen
 
