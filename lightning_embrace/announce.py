@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from lightning_embrace.config import EmbRaceConfig
+from lightning_embrace.mixin import Base
 from lightning_embrace.optim.split import may_defer
 from lightning_embrace.plan import print_plan
 from lightning_embrace.schedule.order import Schedule
 from lightning_embrace.session import STEP_HOOKS, Session
 
-if TYPE_CHECKING:
-    from lightning.pytorch.strategies import ParallelStrategy as _Base
-else:  # the real base comes from one of the two namespaces of Lightning
-    _Base = object
 
-
-class AnnouncingMixin(_Base):
+class AnnouncingMixin(Base):
     """Prints the plan."""
 
     config: EmbRaceConfig

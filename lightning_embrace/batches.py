@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -13,21 +13,17 @@ from lightning_embrace.lookahead.ends import agree_length
 from lightning_embrace.lookahead.loader import length_of
 from lightning_embrace.lookahead.reasons import LoaderKind, fetches_itself, reason_off
 from lightning_embrace.lookahead.source import Source, make_source
+from lightning_embrace.mixin import Base
 from lightning_embrace.namespaces import Namespace
 from lightning_embrace.schedule.order import Schedule
 from lightning_embrace.session import Session
 from lightning_embrace.tables.headers import Act, act_together
 
-if TYPE_CHECKING:
-    from lightning.pytorch.strategies import ParallelStrategy as _Base
-else:  # the real base comes from one of the two namespaces of Lightning
-    _Base = object
-
 #: loaders that have no length, in the ranks' headers
 _NO_LENGTH = -1
 
 
-class BatchesMixin(_Base):
+class BatchesMixin(Base):
     """What a strategy has to do with batches before they are trained on."""
 
     namespace: ClassVar[Namespace]

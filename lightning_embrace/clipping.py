@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch.optim import Optimizer
 
+from lightning_embrace.mixin import Base
 from lightning_embrace.namespaces import Namespace
 from lightning_embrace.optim.clipping import clip_by_norm, clip_by_value
 from lightning_embrace.session import Session
 
-if TYPE_CHECKING:
-    from lightning.pytorch.strategies import ParallelStrategy as _Base
-else:  # the real base comes from one of the two namespaces of Lightning
-    _Base = object
-
 _METHODS = ("clip_grad_by_norm", "clip_grad_by_value")
 
 
-class ClippingMixin(_Base):
+class ClippingMixin(Base):
     """Puts our clipping in the place of the precision plugin's while tables are sharded."""
 
     namespace: ClassVar[Namespace]

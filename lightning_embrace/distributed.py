@@ -8,7 +8,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -20,15 +20,11 @@ from lightning_embrace.comm.connect import Connection
 from lightning_embrace.config import EmbRaceConfig
 from lightning_embrace.launch import make_launcher
 from lightning_embrace.lookahead.reasons import LoaderKind
+from lightning_embrace.mixin import Base
 from lightning_embrace.namespaces import Namespace
 
-if TYPE_CHECKING:
-    from lightning.pytorch.strategies import ParallelStrategy as _Base
-else:  # the real base comes from one of the two namespaces of Lightning
-    _Base = object
 
-
-class DistributedMixin(_Base):
+class DistributedMixin(Base):
     """What any multi-process strategy must tell Lightning."""
 
     namespace: ClassVar[Namespace]

@@ -72,9 +72,7 @@ class Foresight:
         """What the ranks said to each other's loaders when this step began."""
         return self._ahead.words
 
-    def begin(
-        self, known: Known, caution: Caution, optimizers: Iterable[Optimizer], step: int, version: int, plan: int
-    ) -> None:
+    def begin(self, known: Known, caution: Caution, optimizers: Iterable[Optimizer], step: int, version: int) -> None:
         """Begins a step: tells the others of the next batch and fetches the rows of this one. Collective.
 
         Args:
@@ -83,12 +81,11 @@ class Foresight:
             optimizers: Those that train the tables.
             step: The step's number, for errors.
             version: How often the tables have changed.
-            plan: Fingerprint of the dense blocks.
         """
         optimizers = list(optimizers)
         may_split = [reason is None and not caution.whole for reason in why_whole(self._tables, optimizers)]
         keeps = [stay and not caution.disturbed for stay in rows_that_stay(self._tables, optimizers)]
-        self._ahead.meet(Outlook(known.ids, known.word, self.moved, may_split, keeps), step, version, plan)
+        self._ahead.meet(Outlook(known.ids, known.word, self.moved, may_split, keeps), step, version)
         self.moved = False
         early, self._early = self._early, None
         if early is not None and self._ahead.moved:
@@ -147,10 +144,6 @@ class Foresight:
         self.counts["delayed"] = sum(part.ids[self._comm.rank].numel() for part in parts)
         self.counts["prior"] = touched - self.counts["delayed"]
         self._delayed = {part.table.index: torch.unique(torch.cat(part.ids)) for part in parts}
-
-    def forget(self) -> None:
-        """The batch that was expected does not come."""
-        self._plan = self._ahead.nothing
 
     def _wants(self, choose: Callable[[int, ShardedTable, Tensor], Tensor]) -> list[Wants]:
         """By rank, what it gets of the tables whose next ids all ranks know."""

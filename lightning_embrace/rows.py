@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -163,12 +163,9 @@ class RowSource:
             self._rounds.refuse(table, bad_id)
         self._rounds.raise_bad_id(self._comm.rank, table, bad_id)
 
-    def changing(self, table: ShardedTable) -> AbstractContextManager[None]:
-        """A table's weights are loaded anew inside."""
-        return self._changing(table)
-
     @contextmanager
-    def _changing(self, table: ShardedTable) -> Iterator[None]:
+    def changing(self, table: ShardedTable) -> Iterator[None]:
+        """A table's weights are loaded anew inside."""
         self.check_alive(table)
         if self.service is not None:
             self.service.change()

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.optim import Optimizer
 
 from lightning_embrace.checkpoint import shard_optimizer_state
+from lightning_embrace.mixin import Base
 from lightning_embrace.session import Session
 from lightning_embrace.tables.modules import is_sharded
 
-if TYPE_CHECKING:
-    from lightning.pytorch.strategies import ParallelStrategy as _Base
-else:  # the real base comes from one of the two namespaces of Lightning
-    _Base = object
 
-
-class SavingMixin(_Base):
+class SavingMixin(Base):
     """State dicts and checkpoint files of a strategy."""
 
     _session: Session | None

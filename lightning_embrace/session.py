@@ -167,8 +167,7 @@ class Session:
             self.rows.await_ranks()
             known = known or Known([None] * len(self.tables))
             caution = Caution(not self.relaxed, self.disturbed)
-            plan = self._dense.fingerprint()
-            self.foresight.begin(known, caution, self._optimizers, self.step, self.rows.version, plan)
+            self.foresight.begin(known, caution, self._optimizers, self.step, self.rows.version)
             planned = self.foresight.planned
         self.rows.open_rounds(self.step, planned)
         self.rows.in_step = self._inside_training_step = True

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
 from lightning_embrace.comm.base import Communicator
 from lightning_embrace.comm.traced import TracedCommunicator
 from lightning_embrace.config import EmbRaceConfig
+from lightning_embrace.mixin import Base
 from lightning_embrace.monitor.files import remove_part, write_part, write_together
 from lightning_embrace.monitor.span import Recording
 from lightning_embrace.monitor.timeline import Profiled, Recorder, Timeline
 
-if TYPE_CHECKING:
-    from lightning.pytorch.strategies import ParallelStrategy as _Base
-else:  # the real base comes from one of the two namespaces of Lightning
-    _Base = object
 
-
-class TracingMixin(_Base):
+class TracingMixin(Base):
     """Spans of compute, and the file that all ranks' spans end in."""
 
     config: EmbRaceConfig

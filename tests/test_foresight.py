@@ -29,7 +29,7 @@ class World:
 
     def begin(self, following: Tensor | None, caution: Caution = CALM) -> None:
         self.table.forget()
-        self.foresight.begin(Known([following]), caution, [self.optimizer], 0, 0, 0)
+        self.foresight.begin(Known([following]), caution, [self.optimizer], 0, 0)
 
     def look_up(self, wanted: Tensor) -> None:
         """As a round does."""
@@ -116,16 +116,6 @@ def test_rows_of_the_next_step_split_gradients_only_where_that_is_allowed() -> N
     plain.begin(ids(4))
     plain.end()
     assert plain.foresight.next_rows() == {}
-
-
-def test_a_batch_that_does_not_come_is_forgotten() -> None:
-    world = World()
-    world.begin(ids(4))
-    world.end()
-    world.foresight.forget()
-    world.foresight.moved = True
-    world.begin(None)
-    assert world.here == [] and world.foresight.planned == []
 
 
 def test_what_an_optimizer_allows() -> None:

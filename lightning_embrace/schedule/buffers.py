@@ -6,10 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_embrace.comm.base import Communicator
-from lightning_embrace.tables.headers import Act, act_together
-
-# buffers per header field: an int64 holds 63 bits without its sign
-_BITS = 62
+from lightning_embrace.tables.headers import BITS, Act, act_together
 
 
 class BufferSync:
@@ -49,7 +46,7 @@ class BufferSync:
 
     def _agree(self, changed: set[str], act: Act) -> list[str]:
         """Names that are in any rank's ``changed``; each rank says so with one bit per buffer."""
-        blocks = [self._names[i : i + _BITS] for i in range(0, len(self._names), _BITS)]
+        blocks = [self._names[i : i + BITS] for i in range(0, len(self._names), BITS)]
         header = [sum(1 << k for k, name in enumerate(block) if name in changed) for block in blocks]
         fields = list(zip(*act_together(self._comm, act, header)))
         return [n for block, bits in zip(blocks, fields) for k, n in enumerate(block) if any(b >> k & 1 for b in bits)]

@@ -13,11 +13,8 @@ import torch
 from torch import Tensor
 
 from lightning_embrace.comm.base import Communicator, Handle
-from lightning_embrace.tables.headers import AHEAD, Header, gather_headers
+from lightning_embrace.tables.headers import AHEAD, BITS, Header, check_versions, gather_headers
 from lightning_embrace.tables.table import ShardedTable
-
-# tables per header field: an int64 holds 63 bits without its sign
-_BITS = 62
 
 
 class Outlook(NamedTuple):
@@ -73,14 +70,13 @@ class Ahead:
         self.splits: list[bool] = [False] * len(tables)
         self.keeps: list[bool] = [False] * len(tables)
 
-    def meet(self, outlook: Outlook, step: int, version: int, plan: int) -> None:
+    def meet(self, outlook: Outlook, step: int, version: int) -> None:
         """Begins a step. Collective.
 
         Args:
             outlook: This rank's.
             step: The step's number, for errors.
             version: How often the tables have changed.
-            plan: Fingerprint of the dense blocks.
 
         Raises:
             RuntimeError: The ranks do different things, or have different versions.
@@ -97,20 +93,16 @@ class Ahead:
             _bits(outlook.splits),
             _bits(outlook.keeps),
             version,
-            plan,
         )
         headers = gather_headers(self._comm, header, f"step {step}'s beginning")
-        if any(h.op != AHEAD for h in headers) or len({h.version for h in headers}) > 1:
-            raise RuntimeError(
-                f"The tables have changed {[h.version for h in headers]} times on the ranks. Step optimizers and call"
-                " `load_state_dict` on every rank, not on some."
-            )
+        check_versions(headers, AHEAD)
         self._lengths = [h.ids for h in headers]
         self.words = [h.table >> 1 for h in headers]
         self.moved = any(h.table & 1 for h in headers)
         self._known = _all(h.bags for h in headers)
-        self.splits = [bool(_all(h.mode for h in headers) >> k & 1) for k in range(len(self._tables))]
-        self.keeps = [bool(_all(h.bad_id for h in headers) >> k & 1) for k in range(len(self._tables))]
+        splits, keeps = _all(h.mode for h in headers), _all(h.bad_id for h in headers)
+        self.splits = [bool(splits >> k & 1) for k in range(len(self._tables))]
+        self.keeps = [bool(keeps >> k & 1) for k in range(len(self._tables))]
         self._handle = None
 
     def ask(self) -> None:
@@ -154,11 +146,11 @@ class Ahead:
 
 
 def _bits(flags: Iterable[bool]) -> int:
-    return sum(1 << k for k, flag in enumerate(flags) if flag and k < _BITS)
+    return sum(1 << k for k, flag in enumerate(flags) if flag and k < BITS)
 
 
 def _all(fields: Iterable[int]) -> int:
-    result = (1 << _BITS) - 1
+    result = (1 << BITS) - 1
     for field in fields:
         result &= field
     return result

@@ -5,12 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor, nn
 
 from lightning_embrace.comm.base import Communicator, Handle
 from lightning_embrace.comm.queue import Slot
-from lightning_embrace.tables.packing import Counts, unpack
+from lightning_embrace.tables.packing import Counts, average, unpack
 from lightning_embrace.tables.table import ShardedTable
 
 
@@ -39,10 +38,7 @@ class DelayedRows:
         # a rank without columns (D < N) was never told the others' ids
         arrived = [(i, blocks[r, table.index][0]) for r, i in enumerate(self.ids)]
         pairs = [(i, block) for i, block in arrived if i.numel() == len(block)]
-        ids = torch.cat([i for i, _ in pairs])
-        values = torch.cat([block.to(table.parameter.dtype) for _, block in pairs]).mul_(1.0 / len(self.ids))
-        shape = table.parameter.shape
-        return [torch.sparse_coo_tensor(ids.unsqueeze(0), values, shape, check_invariants=False).coalesce()]
+        return [average(table, pairs, len(self.ids))]
 
 
 class LateExchange:

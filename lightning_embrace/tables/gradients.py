@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_embrace.comm.base import Communicator
 from lightning_embrace.tables.delayed import DelayedRows, LateExchange
-from lightning_embrace.tables.packing import Counts, pack, unpack
+from lightning_embrace.tables.packing import Counts, average, pack, unpack
 from lightning_embrace.tables.request import PooledRequest
 from lightning_embrace.tables.split import prior_rows
 from lightning_embrace.tables.table import ShardedTable
@@ -178,11 +178,11 @@ class GradientExchange:
         late: dict[int, list[tuple[Tensor, Tensor]]],
     ) -> LateExchange:
         me, comm = self._comm.rank, self._comm
-        grads = {t.index: [mine[t.index][1][0][late[t.index][me][1]]] if mine[t.index][1] else [] for t in group}
+        # the first piece are the rows; a rank that did not use the table sends none of them
+        rows = {t.index: mine[t.index][1][0] if mine[t.index][1] else t.window.rows_UD[:0] for t in group}
+        grads = {t.index: [rows[t.index][late[t.index][me][1]]] for t in group}
         ids = {(r, t.index): i[mask] for t in group for r, (i, mask) in enumerate(late[t.index])}
         counts: Counts = {place: [i.numel()] for place, i in ids.items()}
-        if any(not grads[t.index] for t in group):
-            grads = {t.index: grads[t.index] or [t.window.rows_UD[:0]] for t in group}
         send, sends, wanted = pack(comm, group, grads, counts)
         return LateExchange(comm, send, sends, wanted, [DelayedRows(t, ids, comm.world_size) for t in group], counts)
 
@@ -220,17 +220,14 @@ class GradientExchange:
     def _set_gradient(self, table: ShardedTable, parts: list[tuple[Tensor, Tensor]]) -> None:
         """Sums the ranks' rows, averages as DDP does and accumulates into the parameter's ``grad``."""
         parameter = table.parameter
-        scale = 1.0 / self._comm.world_size
         if table.sparse:
-            ids = torch.cat([i for i, _ in parts])
-            values = torch.cat([g.to(parameter.dtype) for _, g in parts]).mul_(scale)
-            grad = torch.sparse_coo_tensor(ids.unsqueeze(0), values, parameter.shape, check_invariants=False).coalesce()
+            grad = average(table, parts, self._comm.world_size)
             parameter.grad = grad if parameter.grad is None else (parameter.grad + grad).coalesce()
             return
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         for ids, grad_rows in parts:
-            parameter.grad.index_add_(0, ids, grad_rows.to(parameter.dtype), alpha=scale)
+            parameter.grad.index_add_(0, ids, grad_rows.to(parameter.dtype), alpha=1.0 / self._comm.world_size)
 
 
 def _pooled(table: ShardedTable, rank: int, field: _Field) -> list[PooledRequest]:

@@ -15,7 +15,7 @@ ACT: outside of steps |
 | version | how often the rank's tables have changed, checked for equality |
 | plan | fingerprint of the dense blocks, checked for equality at END |
 
-In ACT the fields behind its number are words of the act's own, in AHEAD all but the version and the plan.
+In ACT the fields behind its number are words of the act's own, in AHEAD all but the version.
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ class Header(NamedTuple):
 # collective of Lightning's, where it learns nothing of this one
 NOTE_SECONDS = 30.0
 _WORDS = len(Header._fields) - 2
+#: yes or no answers in one field: an int64 holds 63 bits without its sign
+BITS = 62
 _CURE = (
     "Save checkpoints and call `full_state_dict()` on every rank, not on rank 0 alone, and give every rank the same"
     " number of batches (`limit_train_batches`, `max_steps`, or a sampler that pads)."
@@ -106,6 +108,15 @@ def read_headers(gathered_NH: Tensor) -> list[Header]:
         where = ", ".join(f"rank {rank} {act}" for rank, act in enumerate(acts))
         raise RuntimeError(f"The ranks do different things at the same time: {where}. {_CURE}")
     return headers
+
+
+def check_versions(headers: Sequence[Header], op: int | None = None) -> None:
+    """Raises RuntimeError when the ranks' tables have not changed equally often, or some rank is not at ``op``."""
+    if len({h.version for h in headers}) > 1 or (op is not None and any(h.op != op for h in headers)):
+        raise RuntimeError(
+            f"The tables have changed {[h.version for h in headers]} times on the ranks. Step optimizers and call"
+            " `load_state_dict` on every rank, not on some."
+        )
 
 
 def act_together(comm: Communicator, act: Act, words: Sequence[int] = ()) -> list[list[int]]:

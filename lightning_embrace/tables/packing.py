@@ -41,6 +41,14 @@ def pack(
     return send, sends, wanted
 
 
+def average(table: ShardedTable, parts: Sequence[tuple[Tensor, Tensor]], world_size: int) -> Tensor:
+    """The ranks' gradient rows, with their ids, as the sparse gradient [V, d] of a shard: summed, divided by N."""
+    ids = torch.cat([i for i, _ in parts])
+    values = torch.cat([rows.to(table.parameter.dtype) for _, rows in parts]).mul_(1.0 / world_size)
+    shape = table.parameter.shape
+    return torch.sparse_coo_tensor(ids.unsqueeze(0), values, shape, check_invariants=False).coalesce()
+
+
 def unpack(
     received: Tensor, group: Sequence[ShardedTable], counts: Counts, rank: int, wanted: Sequence[int]
 ) -> dict[tuple[int, int], list[Tensor]]:

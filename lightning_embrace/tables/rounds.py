@@ -17,7 +17,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_embrace.comm.base import Communicator, Handle
-from lightning_embrace.tables.headers import ASKING, BAD, END, MEET, NONE, POOL, ROWS, Header, read_headers
+from lightning_embrace.tables.headers import (
+    ASKING,
+    BAD,
+    END,
+    MEET,
+    NONE,
+    POOL,
+    ROWS,
+    Header,
+    check_versions,
+    read_headers,
+)
 from lightning_embrace.tables.request import PooledRequest
 from lightning_embrace.tables.table import ShardedTable
 
@@ -166,11 +177,7 @@ class LookupRounds:
         for rank, header in enumerate(headers):
             if header.op == BAD:
                 self.raise_bad_id(rank, self._tables[header.table], header.bad_id)
-        if len({h.version for h in headers}) > 1:
-            raise RuntimeError(
-                f"The tables have changed {[h.version for h in headers]} times on the ranks. Step optimizers and call"
-                " `load_state_dict` on every rank, not on some."
-            )
+        check_versions(headers)
         if {h.op for h in headers} == {END, MEET}:
             inside, outside = ([r for r, h in enumerate(headers) if h.op == op] for op in (MEET, END))
             raise RuntimeError(
