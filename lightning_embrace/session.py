@@ -79,7 +79,7 @@ class Session:
         self._accumulating = False
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._optimizers: list[Optimizer] = []
-        self._cut = 0
+        self._arrivals: list[int] | None = None
         #: optimizers make states in their next step, not in those that follow
         self._states_are_new = True
         self._fixed_chunk = chunk_bytes
@@ -199,8 +199,7 @@ class Session:
         self.rows.in_training_step = self.rows.in_backward = True
         self._guard.expect()
         if synchronise:
-            self._queue.starved = 0.0
-            self._dense.begin(self._cut if self.schedule.horizontal else None, self._chunk)
+            self._dense.begin(self._arrivals, self._chunk)
 
     def after_backward(self, synchronise: bool) -> None:
         """Call after a backward pass: exchanges what it produced and puts averaged gradients into ``grad``.
@@ -209,15 +208,13 @@ class Session:
             synchronise: As in :meth:`before_backward`.
         """
         self._accumulating = not synchronise
-        # a cut that was too early kept chunks back that were ready: they count as if they had been sent
-        issued = self._dense.issued() + int(self._queue.starved * self._queue.rate / self._chunk)
         self._close_rounds()
         if self.foresight is not None:
             self.foresight.send_early(True, synchronise)
         self.rows.in_backward = False
         self._guard.arrived(synchronise)
         if synchronise:
-            self._exchange(issued)
+            self._exchange()
         else:
             self._buffers_may_differ = False
         self.rows.in_training_step = self._inside_training_step
@@ -226,17 +223,18 @@ class Session:
         else:
             self.rows.update_pending = synchronise
 
-    def _exchange(self, issued: int) -> None:
+    def _exchange(self) -> None:
         self._dense.send_rest()
         self.pending.settle_all()
         parts = (self._gradients, self._replicated)
         header = [value for part in parts for value in part.header()]
-        header += [issued, int(self._queue.rate), int(self.wants_stop)]
+        arrivals = self._dense.arrivals() if self.schedule.horizontal else []
+        header += [*arrivals, int(self._queue.rate), int(self.wants_stop)]
         rows = self.comm.gather(torch.tensor(header), f"closing header of step {self.step}").wait().tolist()
         self.stop_agreed = any([row.pop() for row in rows])
         self._chunk = self._fixed_chunk or tuned_chunk(min(row.pop() for row in rows))
-        # what all ranks had sent when backward ended, at most: the next step's order changes there
-        self._cut = max(row.pop() for row in rows)
+        if self.schedule.horizontal:  # what is there when, in the next step
+            self._arrivals = [max(row.pop() for row in rows) for _ in arrivals][::-1]
         size = self._gradients.header_size
         next_rows = self.foresight.next_rows() if self.foresight is not None else {}
         touched = sum(t.window.touched_count() for t in self.tables)

@@ -39,7 +39,7 @@ class Slot:
         self.asked: Moment | None = None
         #: gets to know who waits for the queue's thread
         self.recorder: Recorder = Profiled()
-        self.ready = self.issued = False
+        self.ready = False
         self.issued_at = 0.0
         #: on CUDA: what the data wait for
         self.computed: torch.cuda.Event | None = None
@@ -102,8 +102,10 @@ class LowPriorityQueue:
         self._thread: threading.Thread | None = None
         #: bytes per second at which exchanges with a size have come through lately; 0: not known
         self.rate = 0.0
-        #: seconds in which the wire was free and something was ready, but not what is next
-        self.starved = 0.0
+        self._sent = 0
+        #: seconds in which the wire was free and something was ready, but not what is next; and since when it is
+        self._starved = 0.0
+        self._starving_since: float | None = None
         self._free_at = 0.0
 
     def append(self, slots: Iterable[Slot]) -> None:
@@ -127,6 +129,22 @@ class LowPriorityQueue:
         with self._changed:
             slot.ready = True
             self._changed.notify()
+
+    def restart(self) -> None:
+        """Counts anew."""
+        with self._changed:
+            self._sent, self._starved = 0, 0.0
+
+    def progress(self) -> int:
+        """Bytes of slots that have gone on the wire since :meth:`restart`, or could have gone in another order.
+
+        An order that keeps back what is there must not look, afterwards, as if there had been no time to send it.
+        """
+        with self._changed:
+            starved = self._starved
+            if self._starving_since is not None:
+                starved += time.monotonic() - self._starving_since
+            return self._sent + int(starved * self.rate)
 
     def close(self) -> None:
         """Ends the thread; what has not been issued never is. Also after a failure: waits for nothing.
@@ -172,12 +190,17 @@ class LowPriorityQueue:
                 if self._slots and self._slots[0].ready:
                     return self._slots.popleft()
                 if not flying:
-                    begun = time.monotonic() if any(slot.ready for slot in self._slots) else None
-                    self._changed.wait()
-                    if begun is not None:
-                        self.starved += time.monotonic() - begun
+                    self._wait_for_change()
                     continue
             self._land(flying)
+
+    def _wait_for_change(self) -> None:
+        if any(slot.ready for slot in self._slots):
+            self._starving_since = time.monotonic()
+        self._changed.wait()
+        if self._starving_since is not None:
+            self._starved += time.monotonic() - self._starving_since
+            self._starving_since = None
 
     def _start(self, slot: Slot, flying: deque[tuple[Slot, Handle]]) -> None:
         if self._failure is None:
@@ -188,8 +211,9 @@ class LowPriorityQueue:
                 assert slot.asked is not None
                 with self._recorder.queued_at(slot.asked):
                     flying.append((slot, slot.issue()))
-                slot.issued = True
                 slot.issued_at = time.monotonic()
+                with self._changed:
+                    self._sent += slot.nbytes
                 return
             except BaseException as error:  # raised in the main thread, by whoever waits
                 self._fail(slot, error)
@@ -224,7 +248,7 @@ class LowPriorityQueue:
 class InlineQueue:
     """Issues a slot as soon as it and those before it are ready, in the calling thread: for one rank, and for tests."""
 
-    rate = starved = 0.0
+    rate = 0.0
 
     def __init__(self) -> None:
         self._slots: deque[Slot] = deque()
@@ -239,7 +263,13 @@ class InlineQueue:
         while self._slots and self._slots[0].ready:
             first = self._slots.popleft()
             first.handle = first.issue()
-            first.issued = True
+
+    def restart(self) -> None:
+        """Nothing is counted."""
+
+    def progress(self) -> int:
+        """Nothing is counted: nothing ever waits for the wire."""
+        return 0
 
     def close(self) -> None:
         """There is no thread to end, but there may be others who wait."""

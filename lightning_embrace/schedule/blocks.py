@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -78,21 +80,45 @@ def tuned_chunk(rate: float) -> int:
     return largest if rate <= 0 else max(smallest, min(largest, int(rate * CHUNK_SECONDS)))
 
 
-def issue_order(chunks: Sequence[int], cut: int | None) -> list[tuple[int, int]]:
+def issue_order(chunks: Sequence[Sequence[int]], arrivals: Sequence[int] | None) -> list[tuple[int, int]]:
     """In which order the chunks of all blocks go on the wire (paper, section 4.2.1).
 
-    During backward, first come, first served: that is the order of the blocks. What backward leaves behind goes in the
-    order in which the next forward pass needs it: the last block first. Where the one ends and the other begins is
-    agreed between the ranks beforehand.
+    Of what is there, what the next forward pass needs first: the block that backward reached last. What is there when
+    is taken from the step before, where all ranks agreed on it; a block that comes later than then is waited for.
+
+    ```
+    chunks     3 of block 0   2 of block 1   1 of block 2, of one byte each
+    arrivals   0              1              4
+    order      0  1  1  0  2  0
+    ```
 
     Args:
-        chunks: How many chunks each block has, in backward order.
-        cut: How many chunks go first come, first served; None: all.
+        chunks: Bytes of each chunk of each block, in backward order.
+        arrivals: By block, how many bytes had gone on the wire when the slowest rank had its gradient, or could have
+            gone; None: not known, and the blocks go in backward order, first come, first served.
 
     Returns:
         (block, chunk) for every chunk, each once.
     """
-    arriving = [(block, chunk) for block, count in enumerate(chunks) for chunk in range(count)]
-    if cut is None:
-        return arriving
-    return arriving[:cut] + sorted(arriving[cut:], key=lambda place: (-place[0], place[1]))
+    if arrivals is None:
+        return [(block, chunk) for block, sizes in enumerate(chunks) for chunk in range(len(sizes))]
+    coming = deque(sorted((at, block) for block, at in enumerate(arrivals)))
+    there: list[tuple[int, int]] = []  # a heap, the last block first
+    order: list[tuple[int, int]] = []
+    sent = 0
+    while coming or there:
+        if not there:
+            sent = max(sent, coming[0][0])
+        while coming and coming[0][0] <= sent:
+            block = coming.popleft()[1]
+            if chunks[block]:
+                heapq.heappush(there, (-block, 0))
+        if there:
+            place, chunk = there[0]
+            order.append((-place, chunk))
+            sent += chunks[-place][chunk]
+            if chunk + 1 < len(chunks[-place]):
+                heapq.heapreplace(there, (place, chunk + 1))
+            else:
+                heapq.heappop(there)
+    return order

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -25,6 +25,14 @@ class Queue(Protocol):
         """The data of a slot are there."""
         ...
 
+    def restart(self) -> None:
+        """Counts anew."""
+        ...
+
+    def progress(self) -> int:
+        """Bytes of slots that have gone on the wire since then, or could have gone in another order."""
+        ...
+
 
 class Block:
     """Parameters that travel together, in one flat buffer with a used-flag per parameter behind the gradients."""
@@ -38,6 +46,8 @@ class Block:
         #: ids of the parameters whose gradient is still to come in this backward pass
         self.waiting: set[int] = set()
         self.packed = False
+        #: what had gone on the wire when it was packed, see :meth:`Queue.progress`
+        self.arrived = 0
         self.slots: list[Slot] = []
         count = sum(p.numel() for p in parameters)
         self.flat = torch.zeros(count + len(parameters), dtype=parameters[0].dtype, device=parameters[0].device)
@@ -45,14 +55,13 @@ class Block:
         self.views = [piece.view(p.shape) for piece, p in zip(pieces, parameters)]
         self.flags = self.flat[count:]
 
-    def open(self, comm: Communicator, chunk_bytes: int) -> int:
-        """Makes the slots of one backward pass; returns how many."""
+    def open(self, comm: Communicator, chunk_bytes: int) -> None:
+        """Makes the slots of one backward pass."""
         chunks = self.flat.split(max(1, chunk_bytes // self.flat.element_size()))
         sends = [self._send(comm, chunk, k, len(chunks)) for k, chunk in enumerate(chunks)]
         self.slots = [Slot(s, s.what, c.numel() * c.element_size()) for s, c in zip(sends, chunks)]
         self.waiting = {id(p) for p in self.parameters}
         self.packed = False
-        return len(self.slots)
 
     def _send(self, comm: Communicator, chunk: Tensor, number: int, count: int) -> _Send:
         part = "" if count == 1 else f", part {number + 1} of {count}"
@@ -141,11 +150,11 @@ class DenseSync:
         """A number that is equal on ranks that will AllReduce the same blocks."""
         return zlib.crc32("\n".join(self._trained()).encode())
 
-    def begin(self, cut: int | None = None, chunk_bytes: int = CHUNK_BYTES[1]) -> None:
+    def begin(self, arrivals: Sequence[int] | None = None, chunk_bytes: int = CHUNK_BYTES[1]) -> None:
         """Call before a backward pass whose gradients are to be synchronised.
 
         Args:
-            cut: See :func:`~lightning_embrace.schedule.blocks.issue_order`; the same on every rank.
+            arrivals: What :meth:`arrivals` was in the step before, the largest of all ranks.
             chunk_bytes: What travels at once; the same on every rank.
         """
         names = self._trained()
@@ -157,14 +166,19 @@ class DenseSync:
             if name not in self._hooks:
                 hook = self._parameters[name].register_post_accumulate_grad_hook(self._ready)
                 self._hooks[name] = hook
-        counts = [block.open(self._comm, chunk_bytes) for block in self.blocks]
-        if counts:
-            self._queue.append([self.blocks[b].slots[c] for b, c in issue_order(counts, cut)])
+        for block in self.blocks:
+            block.open(self._comm, chunk_bytes)
+        if arrivals is not None and len(arrivals) != len(self.blocks):
+            arrivals = None  # others are trained than in the step before
+        self._queue.restart()
+        if self.blocks:
+            chunks = [[slot.nbytes for slot in block.slots] for block in self.blocks]
+            self._queue.append([self.blocks[b].slots[c] for b, c in issue_order(chunks, arrivals)])
         self._open = True
 
-    def issued(self) -> int:
-        """How many chunks have gone on the wire since :meth:`begin`."""
-        return sum(slot.issued for block in self.blocks for slot in block.slots)
+    def arrivals(self) -> list[int]:
+        """By block, what had gone on the wire when its gradient was there; call after :meth:`send_rest`."""
+        return [block.arrived for block in self.blocks]
 
     def send_rest(self) -> None:
         """Call after the backward pass: sends the blocks that hold parameters it did not reach."""
@@ -209,5 +223,6 @@ class DenseSync:
 
     def _launch(self, block: Block) -> None:
         block.pack(self._comm.world_size)
+        block.arrived = self._queue.progress()
         for slot in block.slots:
             self._queue.ready(slot)

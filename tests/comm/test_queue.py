@@ -108,7 +108,7 @@ def test_in_the_order_in_which_they_were_appended(sizes: list[int], rng: Any) ->
     rng.shuffle(order)
     world.ready(*order)
     assert [int(e.slot.wait()) for e in world.exchanges] == sorted(order) == world.issued
-    assert all(e.slot.is_done() and e.slot.issued for e in world.exchanges)
+    assert all(e.slot.is_done() for e in world.exchanges)
     world.close()
 
 
@@ -164,7 +164,6 @@ def test_a_failure_reaches_whoever_waits(world: World, fails_to_start: bool) -> 
         with pytest.raises(ExchangeError, match="exchange 1"):
             late.slot.wait()
     assert world.issued == [0, 1]
-    assert bad.slot.issued is not fails_to_start
 
 
 def test_another_ranks_failure_keeps_its_name(world: World) -> None:
@@ -259,16 +258,20 @@ def test_it_knows_how_long_the_order_kept_it_waiting() -> None:
     """Regression: an order that changed too early left the wire idle in every step, because what was kept back was not
     counted as what could have been sent, and the ranks agreed on the same place again."""
     queue = LowPriorityQueue(TwinCommunicator())
-    slots = [Slot(lambda: Done(torch.zeros(1)), name) for name in ("first", "second")]
+    slots = [Slot(lambda: Done(torch.zeros(1)), name, nbytes=10) for name in ("first", "second")]
     try:
+        queue.rate = 1e6
         queue.append(slots)
         time.sleep(0.05)
-        assert queue.starved == 0.0, "nothing was ready"
+        assert queue.progress() == 0, "nothing was there"
         queue.ready(slots[1])
         time.sleep(0.05)
+        assert queue.progress() > 1e6 * 0.01, "the wait that still goes on counts too"
         queue.ready(slots[0])
         for slot in slots:
             slot.wait()
-        assert queue.starved > 0.0
+        assert queue.progress() >= 20, "what went counts"
+        queue.restart()
+        assert queue.progress() == 0
     finally:
         queue.close()

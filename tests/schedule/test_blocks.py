@@ -45,16 +45,36 @@ def test_a_layer_is_an_element_of_a_list_or_a_module(name: str, layer: str) -> N
     assert layer_of(name) == layer
 
 
-@given(st.lists(st.integers(1, 4), max_size=6), st.one_of(st.none(), st.integers(0, 30)))
-def test_the_order_on_the_wire(chunks: list[int], cut: int | None) -> None:
-    """Each chunk once; up to the cut as they arrive, from there what the next forward pass needs first."""
-    order = issue_order(chunks, cut)
-    arriving = [(block, chunk) for block, count in enumerate(chunks) for chunk in range(count)]
+BLOCKS = st.lists(st.tuples(st.lists(st.integers(0, 9), max_size=4), st.integers(0, 60)), max_size=6)
+
+
+@given(BLOCKS)
+def test_the_order_on_the_wire(blocks: list[tuple[list[int], int]]) -> None:
+    """Each chunk once, a block's in order; never one before another that was there and that forward needs earlier."""
+    chunks, arrivals = [list(sizes) for sizes, _ in blocks], [at for _, at in blocks]
+    arriving = [(block, chunk) for block, sizes in enumerate(chunks) for chunk in range(len(sizes))]
+    order = issue_order(chunks, arrivals)
     assert sorted(order) == arriving
-    until = len(arriving) if cut is None else cut
-    assert order[:until] == arriving[:until]
-    needed = [-block for block, _ in order[until:]]
-    assert needed == sorted(needed)
+    sent = 0
+    for position, (block, chunk) in enumerate(order):
+        sent = max(sent, min(arrivals[b] for b, _ in order[position:]))  # nothing there: the wire waits
+        assert arrivals[block] <= sent
+        assert not [b for b, c in order[position:] if arrivals[b] <= sent and (-b, c) < (-block, chunk)]
+        sent += chunks[block][chunk]
+
+
+def test_the_first_step_goes_as_backward_does() -> None:
+    """Nothing is known yet of when blocks are there."""
+    assert issue_order([[1, 1], [], [1]], None) == [(0, 0), (0, 1), (2, 0)]
+
+
+def test_the_example_in_the_docstring() -> None:
+    assert [block for block, _ in issue_order([[1, 1, 1], [1, 1], [1]], [0, 1, 4])] == [0, 1, 1, 0, 2, 0]
+
+
+def test_what_all_have_at_once_goes_in_forward_order() -> None:
+    """Long after backward has ended, say: the blocks' order turns round."""
+    assert issue_order([[5], [5], [5]], [7, 7, 7]) == [(2, 0), (1, 0), (0, 0)]
 
 
 def test_no_parameters_no_blocks() -> None:
