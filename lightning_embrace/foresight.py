@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,6 +55,8 @@ class Foresight:
         self._comm = comm
         self._tables = tables
         self._vertical = vertical
+        # D < N: ranks without columns do not know what the others have, and must not decide by it
+        self._narrow = any(0 in table.widths for table in tables)
         self._ahead = Ahead(comm, tables)
         self._plan = self._ahead.nothing
         self._planned = True
@@ -82,20 +84,24 @@ class Foresight:
             step: The step's number, for errors.
             version: How often the tables have changed.
         """
-        optimizers = list(optimizers)
-        may_split = [reason is None and not caution.whole for reason in why_whole(self._tables, optimizers)]
-        keeps = [stay and not caution.disturbed for stay in rows_that_stay(self._tables, optimizers)]
-        self._ahead.meet(Outlook(known.ids, known.word, self.moved, may_split, keeps), step, version)
+        verdicts = verdicts_on(self._tables, optimizers)
+        may_split = [verdict.whole is None and not caution.whole for verdict in verdicts]
+        keeps = [verdict.keeps and not caution.disturbed for verdict in verdicts]
+        self._ahead.tell(Outlook(known.ids, known.word, self.moved, may_split, keeps), step, version)
         self.moved = False
         early, self._early = self._early, None
+        came = [early.wants[rank] if early is not None else {} for rank in range(self._comm.world_size)]
+        wants = self._wants(lambda rank, t, ids: without(ids, [*t.asked[rank], came[rank].get(t.index, ids[:0])]))
+        # at the same time as the header, which says nothing of these rows
+        rest = self._exchange(wants, f"rows of step {step}", self._narrow)
+        self.counts["rest"] = _count(wants[self._comm.rank])
+        self._ahead.hear()
         if early is not None and self._ahead.moved:
             early.abandon()
-        elif early is not None:
-            early.land()
-        wants = self._wants(lambda rank, table, ids: without(ids, table.asked[rank]))
-        if any(wants):
-            self.counts["rest"] = sum(ids.numel() for ids in wants[self._comm.rank].values())
-            RowExchange(self._comm, self._tables, wants, f"rows of step {step}").land()
+            early = RowExchange(self._comm, self._tables, early.wants, f"rows of step {step} that were early")
+        for exchange in (early, rest):
+            if exchange is not None:
+                exchange.land()
         self.planned = [index for index, ids in enumerate(self._plan.ids) if ids is not None]
         self._plan = self._ahead.nothing
 
@@ -127,9 +133,8 @@ class Foresight:
             return ids[early_rows(ids, touched[table.index], self._delayed.get(table.index, none))]
 
         wants = self._wants(chosen)
-        self.counts["early"] = sum(ids.numel() for ids in wants[self._comm.rank].values())
-        if any(ids.numel() for want in wants for ids in want.values()):
-            self._early = RowExchange(self._comm, self._tables, wants, "early rows of the next step")
+        self.counts["early"] = _count(wants[self._comm.rank])
+        self._early = self._exchange(wants, "early rows of the next step")
 
     def next_rows(self) -> dict[int, Tensor]:
         """For tables whose gradient may come in parts, all rows that any rank looks up in the next step."""
@@ -145,37 +150,43 @@ class Foresight:
         self.counts["prior"] = touched - self.counts["delayed"]
         self._delayed = {part.table.index: torch.unique(torch.cat(part.ids)) for part in parts}
 
+    def _exchange(self, wants: list[Wants], what: str, always: bool = False) -> RowExchange | None:
+        """Begins an exchange, where any rank wants anything."""
+        wanted = always or any(map(_count, wants))
+        return RowExchange(self._comm, self._tables, wants, what) if wanted else None
+
     def _wants(self, choose: Callable[[int, ShardedTable, Tensor], Tensor]) -> list[Wants]:
         """By rank, what it gets of the tables whose next ids all ranks know."""
         planned = [(t, ids) for t in self._tables if (ids := self._plan.ids[t.index]) is not None]
         return [{t.index: choose(rank, t, ids[rank]) for t, ids in planned} for rank in range(self._comm.world_size)]
 
 
-def why_whole(tables: list[ShardedTable], optimizers: Iterable[Optimizer]) -> list[str | None]:
-    """By table, why its update cannot come in parts; None where it can."""
-    reasons: list[str | None] = ["no optimizer trains it"] * len(tables)
-    for table, optimizer, group in _trained(tables, optimizers):
-        reasons[table.index] = splits(optimizer, group, table.sparse)
-    return reasons
+class Verdict(NamedTuple):
+    """What an optimizer's step does to a table.
+
+    Attributes:
+        whole: Why its update cannot come in parts; None where it can.
+        keeps: Rows without gradient keep their weights.
+    """
+
+    whole: str | None
+    keeps: bool
 
 
-def rows_that_stay(tables: list[ShardedTable], optimizers: Iterable[Optimizer]) -> list[bool]:
-    """By table, whether rows without gradient keep their weights in a step."""
-    keeps = [False] * len(tables)
-    for table, optimizer, group in _trained(tables, optimizers):
-        keeps[table.index] = not touches_all_rows(optimizer, group, table.sparse)
-    return keeps
-
-
-def _trained(
-    tables: list[ShardedTable], optimizers: Iterable[Optimizer]
-) -> Iterator[tuple[ShardedTable, Optimizer, dict[str, Any]]]:
+def verdicts_on(tables: list[ShardedTable], optimizers: Iterable[Optimizer]) -> list[Verdict]:
+    """By table, what its optimizer's settings mean just now."""
+    verdicts = [Verdict("no optimizer trains it", False)] * len(tables)
     table_of = {id(t.parameter): t for t in tables}
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if id(parameter) in table_of:
-                    yield table_of[id(parameter)], optimizer, group
+            for index, sparse in [(t.index, t.sparse) for p in group["params"] if (t := table_of.get(id(p)))]:
+                keeps = not touches_all_rows(optimizer, group, sparse)
+                verdicts[index] = Verdict(splits(optimizer, group, sparse), keeps)
+    return verdicts
+
+
+def _count(wanted: Wants) -> int:
+    return sum(ids.numel() for ids in wanted.values())
 
 
 def _touched(table: ShardedTable, world_size: int) -> Tensor:

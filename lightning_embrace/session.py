@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from lightning_embrace.comm.base import Communicator
 from lightning_embrace.comm.queue import InlineQueue, LowPriorityQueue
-from lightning_embrace.foresight import Caution, Foresight, Known, why_whole
+from lightning_embrace.foresight import Caution, Foresight, Known, verdicts_on
 from lightning_embrace.monitor.timeline import Profiled, Recorder
 from lightning_embrace.optim.split import may_defer
 from lightning_embrace.rows import RowSource
@@ -346,7 +346,7 @@ class Session:
         """By table, why its gradient comes in one part; None where it comes in several. Empty where none could."""
         if not (self.schedule.vertical and self.relaxed and not self._blind):
             return {}
-        return {t.name: why for t, why in zip(self.tables, why_whole(self.tables, self._optimizers))}
+        return {t.name: v.whole for t, v in zip(self.tables, verdicts_on(self.tables, self._optimizers))}
 
     def usage(self) -> dict[str, Usage]:
         """What was looked up in the last backward pass' step, by table. Known between that and the optimizer's step."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_embrace.comm.fake import TwinCommunicator
-from lightning_embrace.foresight import Caution, Foresight, Known, rows_that_stay, why_whole
+from lightning_embrace.foresight import Caution, Foresight, Known, verdicts_on
 from lightning_embrace.tables.table import ShardedTable
 
 CALM = Caution(False, False)
@@ -122,5 +122,6 @@ def test_what_an_optimizer_allows() -> None:
     tables = [World().table, World().table]
     tables[1].index = 1
     plain = torch.optim.SGD([tables[0].parameter], lr=0.1)
-    assert why_whole(tables, [plain]) == [None, "no optimizer trains it"]
-    assert rows_that_stay(tables, [plain]) == [True, False], "what nobody trains may be moved by anybody"
+    trained, untrained = verdicts_on(tables, [plain])
+    assert trained == (None, True)
+    assert untrained == ("no optimizer trains it", False), "what nobody trains may be moved by anybody"

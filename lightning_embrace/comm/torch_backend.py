@@ -17,6 +17,7 @@ from lightning_embrace.comm.base import Handle
 from lightning_embrace.comm.breaking import break_group
 from lightning_embrace.comm.control import Control, RankFailedError
 from lightning_embrace.comm.traffic import Traffic, ring_bytes
+from lightning_embrace.monitor.timeline import shown
 
 # how long one wait may last before the control channel is asked whether another rank has failed
 _SLICE = timedelta(seconds=0.5)
@@ -55,7 +56,7 @@ class TorchHandle:
 
     def wait(self) -> Tensor:
         """Blocks until done; see :class:`~lightning_embrace.comm.base.Handle`."""
-        with torch.profiler.record_function(f"embrace: wait {self._what}"):
+        with shown(f"wait {self._what}"):
             wait_for(self._work, self._control, self._what, on_stream=self._on_stream)
         return self._result.cpu() if self._to_cpu else self._result
 

@@ -16,6 +16,13 @@ from lightning_embrace.monitor.span import Lane, Recording, Span, Value
 now = time.perf_counter_ns
 
 
+def shown(name: str) -> AbstractContextManager[object]:
+    """Shows what runs inside as ``embrace: <name>`` in torch's profiler, where one is on: to tell it costs time."""
+    if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+        return torch.profiler.record_function(f"embrace: {name}")
+    return nullcontext()
+
+
 class Moment(NamedTuple):
     """When something was asked for, see :meth:`Timeline.moment`."""
 
@@ -30,7 +37,7 @@ class Recorder(Protocol):
         """Notes the step of whatever begins from here on; None: outside training."""
         ...
 
-    def span(self, name: str, lane: Lane, /, **args: Value) -> AbstractContextManager[None]:
+    def span(self, name: str, lane: Lane, /, **args: Value) -> AbstractContextManager[object]:
         """Records what runs inside, and shows it in torch's profiler as ``embrace: <name>``.
 
         Args:
@@ -59,9 +66,9 @@ class Profiled:
     def at_step(self, step: int | None) -> None:
         """See :class:`Recorder`."""
 
-    def span(self, name: str, lane: Lane, /, **args: Value) -> AbstractContextManager[None]:
+    def span(self, name: str, lane: Lane, /, **args: Value) -> AbstractContextManager[object]:
         """See :class:`Recorder`."""
-        return torch.profiler.record_function(f"embrace: {name}")
+        return shown(name)
 
     def in_background(self) -> None:
         """See :class:`Recorder`."""
@@ -111,7 +118,7 @@ class Timeline:
         """See :class:`Recorder`."""
         step, begin = self._step, now()
         try:
-            with torch.profiler.record_function(f"embrace: {name}"):
+            with shown(name):
                 yield
         finally:
             self._add_span(name, lane, begin, now(), step, args)

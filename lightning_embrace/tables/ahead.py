@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_embrace.comm.base import Communicator, Handle
-from lightning_embrace.tables.headers import AHEAD, BITS, Header, check_versions, gather_headers
+from lightning_embrace.tables.headers import AHEAD, BITS, Header, check_versions, read_headers, send_header
 from lightning_embrace.tables.table import ShardedTable
 
 
@@ -60,6 +60,7 @@ class Ahead:
         self._dtype = torch.int64 if any(t.id_dtype == torch.int64 for t in tables) else torch.int32
         self._payload: Tensor | None = None
         self._lengths: list[int] = []
+        self._said: Handle | None = None
         self._handle: Handle | None = None
         self._known = 0
         self.nothing = Plan(tuple(None for _ in tables))
@@ -70,16 +71,13 @@ class Ahead:
         self.splits: list[bool] = [False] * len(tables)
         self.keeps: list[bool] = [False] * len(tables)
 
-    def meet(self, outlook: Outlook, step: int, version: int) -> None:
-        """Begins a step. Collective.
+    def tell(self, outlook: Outlook, step: int, version: int) -> None:
+        """Begins a step; :meth:`hear` follows. Collective.
 
         Args:
             outlook: This rank's.
             step: The step's number, for errors.
             version: How often the tables have changed.
-
-        Raises:
-            RuntimeError: The ranks do different things, or have different versions.
         """
         parts = [torch.tensor([-1 if ids is None else ids.numel() for ids in outlook.ids], dtype=self._dtype)]
         parts += [ids.to("cpu", self._dtype) for ids in outlook.ids if ids is not None]
@@ -94,7 +92,17 @@ class Ahead:
             _bits(outlook.keeps),
             version,
         )
-        headers = gather_headers(self._comm, header, f"step {step}'s beginning")
+        self._said = send_header(self._comm, header, f"step {step}'s beginning")
+        self._handle = None
+
+    def hear(self) -> None:
+        """Waits for what the others said.
+
+        Raises:
+            RuntimeError: The ranks do different things, or have different versions.
+        """
+        assert self._said is not None
+        headers = read_headers(self._said.wait())
         check_versions(headers, AHEAD)
         self._lengths = [h.ids for h in headers]
         self.words = [h.table >> 1 for h in headers]
@@ -103,7 +111,6 @@ class Ahead:
         splits, keeps = _all(h.mode for h in headers), _all(h.bad_id for h in headers)
         self.splits = [bool(splits >> k & 1) for k in range(len(self._tables))]
         self.keeps = [bool(keeps >> k & 1) for k in range(len(self._tables))]
-        self._handle = None
 
     def ask(self) -> None:
         """Sends the ids on their way, when no look-up of this step needs other ranks any more. Collective."""

@@ -75,7 +75,8 @@ class GradientExchange:
             group = [t for t in self._tables if t.row_dtype == dtype]
             self._exchange_group(group, fields, mine, masks, late)
             delayed = [t for t in group if t.index in late]
-            if delayed:
+            # a rank without columns (D < N) knows its own rows only, and must not decide by them
+            if any(0 in t.widths or any(mask.any() for _, mask in late[t.index]) for t in delayed):
                 exchanges.append(self._delay(delayed, mine, late))
         return exchanges
 

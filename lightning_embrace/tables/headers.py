@@ -30,7 +30,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_embrace.comm.base import Communicator
+from lightning_embrace.comm.base import Communicator, Handle
 from lightning_embrace.comm.torch_backend import ExchangeError
 
 END, ROWS, POOL, BAD, MEET, NONE, ACT, AHEAD = range(8)
@@ -97,7 +97,12 @@ def gather_headers(comm: Communicator, mine: Header, what: str) -> list[Header]:
     Raises:
         RuntimeError: Some ranks act outside steps, and others do not, or otherwise.
     """
-    return read_headers(comm.gather(torch.tensor(mine), f"header of {what}").wait())
+    return read_headers(send_header(comm, mine, what).wait())
+
+
+def send_header(comm: Communicator, mine: Header, what: str) -> Handle:
+    """Begins what :func:`gather_headers` does."""
+    return comm.gather(torch.tensor(mine), f"header of {what}")
 
 
 def read_headers(gathered_NH: Tensor) -> list[Header]:

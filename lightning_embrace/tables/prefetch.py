@@ -24,11 +24,14 @@ class RowExchange:
         tables: All sharded tables, by index.
         wants: By rank, the unique rows that it wants. Updates that are pending do not move them.
         what: The exchange's name.
+
+    Attributes:
+        wants: As given.
     """
 
     def __init__(self, comm: Communicator, tables: list[ShardedTable], wants: Sequence[Wants], what: str) -> None:
         self._tables = tables
-        self._wants = wants
+        self.wants = wants
         self._me = comm.rank
         pieces = [self._read(wanted) for wanted in wants]
         sizes = [self._sizes(wants[comm.rank], rank) for rank in range(comm.world_size)]
@@ -41,12 +44,12 @@ class RowExchange:
     def land(self) -> None:
         """Waits, and puts the rows into the windows."""
         received = self._handle.wait()
-        mine = self._wants[self._me]
+        mine = self.wants[self._me]
         by_rank = [
             dict(zip(mine, piece.split(sizes)))
             for piece, sizes in zip(received.split([sum(s) for s in self._sizes_by_rank]), self._sizes_by_rank)
         ]
-        for rank, wanted in enumerate(self._wants):
+        for rank, wanted in enumerate(self.wants):
             for index, ids_U in wanted.items():
                 if ids_U.numel():
                     self._tables[index].asked[rank].append(ids_U)

@@ -28,6 +28,7 @@ from lightning_embrace.tables.headers import (
     Header,
     check_versions,
     read_headers,
+    send_header,
 )
 from lightning_embrace.tables.request import PooledRequest
 from lightning_embrace.tables.table import ShardedTable
@@ -162,7 +163,7 @@ class LookupRounds:
     def _say(self, mine: Header) -> tuple[Handle, str]:
         what = f"round {self._round} of step {self._step}"
         self._round += 1
-        return self._comm.gather(torch.tensor(mine), f"header of {what}"), what
+        return send_header(self._comm, mine, what), what
 
     def _answer(self, mine: Header, payload: Tensor | None, said: Handle, what: str) -> Tensor | None:
         headers = read_headers(said.wait())

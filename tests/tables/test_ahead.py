@@ -51,7 +51,8 @@ def test_twins_agree() -> None:
     """All ids of all ranks; a table that is not known to this rank is known to nobody."""
     comm = Other(Header(AHEAD, 0, 4, 0b01, 0b11, 0b11), [2, -1, 7, 8])
     ahead = Ahead(comm, tables())
-    ahead.meet(outlook([ids(1, 3), None], word=2), step=4, version=0)
+    ahead.tell(outlook([ids(1, 3), None], word=2), step=4, version=0)
+    ahead.hear()
     assert ahead.words == [2, 0] and not ahead.moved
     assert ahead.plan() == ahead.nothing, "nothing was asked for yet"
     ahead.ask()
@@ -66,10 +67,12 @@ def test_one_rank_is_enough_to_object() -> None:
     """Its weights have moved, a table must stay whole, rows move without a gradient: all ranks act alike."""
     comm = Other(Header(AHEAD, 1 + 2 * 5, 2, 0b11, 0b10, 0b01), [0, 0])
     ahead = Ahead(comm, tables())
-    ahead.meet(outlook([ids(), ids()]), 0, 0)
+    ahead.tell(outlook([ids(), ids()]), 0, 0)
+    ahead.hear()
     assert ahead.moved and ahead.words == [0, 5]
     assert ahead.splits == [False, True] and ahead.keeps == [True, False]
-    ahead.meet(outlook([ids(), ids()], moved=True, splits=[True, False]), 1, 0)
+    ahead.tell(outlook([ids(), ids()], moved=True, splits=[True, False]), 1, 0)
+    ahead.hear()
     assert ahead.moved and ahead.splits == [False, False]
 
 
@@ -78,7 +81,8 @@ def test_nothing_travels_where_nobody_knows() -> None:
     for mine, theirs in (([None, None], 0b11), ([ids(1), ids(2)], 0b00), ([ids(1), None], 0b10)):
         comm = Other(Header(AHEAD, 0, 2, theirs, 3, 3), [])
         ahead = Ahead(comm, tables())
-        ahead.meet(outlook(mine), 0, 0)
+        ahead.tell(outlook(mine), 0, 0)
+        ahead.hear()
         ahead.ask()
         assert not hasattr(comm, "sent") and ahead.is_answered()
         assert ahead.plan() == ahead.nothing == Plan((None, None))
@@ -88,7 +92,8 @@ def test_asked_once_a_step() -> None:
     comm = TwinCommunicator(1)
     ahead = Ahead(comm, tables(1))
     for step in range(2):
-        ahead.meet(outlook([ids(4)]), step, 0)
+        ahead.tell(outlook([ids(4)]), step, 0)
+        ahead.hear()
         ahead.ask()
         ahead.ask()
         assert not ahead.is_answered()
@@ -100,4 +105,5 @@ def test_ranks_with_other_weights_are_told() -> None:
     """`load_state_dict` on one rank alone, or a step."""
     ahead = Ahead(Other(Header(AHEAD, version=3), []), tables())
     with pytest.raises(RuntimeError, match=r"changed \[2, 3\] times"):
-        ahead.meet(outlook([None, None]), 0, 2)
+        ahead.tell(outlook([None, None]), 0, 2)
+        ahead.hear()
