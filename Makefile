@@ -16,6 +16,7 @@ SHELL := bash
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 INSTALLED_DOCS := .venv/.installed-docs
+INSTALLED_HOROVOD := .venv/.installed-horovod
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CONSTRAIN := $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 
@@ -37,6 +38,14 @@ $(INSTALLED_DOCS): $(INSTALLED)
 	$(PIP) install $(CONSTRAIN) -e '.[docs]'
 	touch $@
 
+# By path: the file needs nothing of the package, and must run where that cannot be imported.
+$(INSTALLED_HOROVOD): $(INSTALLED) lightning_embrace/horovod_build.py
+	CONSTRAINTS=$(CONSTRAINTS) $(BIN)/python -I lightning_embrace/horovod_build.py
+	touch $@
+
+.PHONY: horovod
+horovod: $(INSTALLED_HOROVOD)  ## Install Horovod, built for the installed torch: six minutes, or a wheel that was kept
+
 .PHONY: demo
 demo: $(INSTALLED)  ## Train the example language model on two processes and print the bytes per step
 	$(BIN)/python examples/train_lm.py --demo
@@ -44,18 +53,19 @@ demo: $(INSTALLED)  ## Train the example language model on two processes and pri
 .PHONY: peers
 peers: .venvs/torchrec/.installed .venvs/horovod/.installed  ## Make the environments of TorchRec and Horovod for the benchmark
 
-.venvs/%/.installed: examples/benchmarks/environment.sh examples/benchmarks/build_horovod.sh
+.venvs/%/.installed: examples/benchmarks/environment.sh lightning_embrace/horovod_build.py
 	PYTHON=$(PYTHON) CONSTRAINTS=$(CONSTRAINTS) examples/benchmarks/environment.sh $*
 
 .PHONY: test
 test: $(INSTALLED)  ## Run the tests, with the fixed sample of the matrix
-	@echo "Not in this run: matrix (make matrix), cuda (make cuda), network (make network), peers (make test-peers)"
+	@echo "Not in this run: matrix (make matrix), cuda (make cuda), network (make network), peers (make test-peers),"
+	@echo "horovod (make test-horovod)"
 	$(BIN)/python -m pytest $(ARGS)
 
 .PHONY: matrix
 matrix: $(INSTALLED)  ## Run the full matrix; its log is kept in docs/logs/matrix.log
 	mkdir -p docs/logs
-	$(BIN)/python -m pytest -m matrix $(ARGS) 2>&1 | tee docs/logs/matrix.log
+	$(BIN)/python -m pytest -m "matrix and not horovod" $(ARGS) 2>&1 | tee docs/logs/matrix.log
 
 .PHONY: cuda
 cuda: $(INSTALLED)  ## Run the tests that need a CUDA device
@@ -64,6 +74,10 @@ cuda: $(INSTALLED)  ## Run the tests that need a CUDA device
 .PHONY: network
 network: $(INSTALLED)  ## Run the tests that need root and network namespaces
 	$(BIN)/python -m pytest -m "network and not peers" $(ARGS)
+
+.PHONY: test-horovod
+test-horovod: $(INSTALLED_HOROVOD)  ## Run the tests that exchange over Horovod
+	$(BIN)/python -m pytest -m "horovod and not matrix" $(ARGS)
 
 .PHONY: test-peers
 test-peers: $(INSTALLED) peers  ## Run the tests of the benchmark's peers

@@ -5,7 +5,8 @@ from lightning_embrace.registry import register
 register()  # before the modules below import Lightning: it notes what the program itself has imported
 
 from lightning_embrace.comm.control import RankFailedError  # noqa: E402
+from lightning_embrace.horovodrun import HorovodEnvironment  # noqa: E402
 from lightning_embrace.strategy import EmbRaceStrategy  # noqa: E402
 
-__all__ = ["EmbRaceStrategy", "RankFailedError"]
+__all__ = ["EmbRaceStrategy", "HorovodEnvironment", "RankFailedError"]
 __version__ = "0.1.0.dev0"

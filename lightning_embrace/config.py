@@ -19,6 +19,7 @@ WireDtype = Literal["bf16", "fp16"]
 StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
 Lookahead = Literal["auto", "off"] | Callable[[Any], Mapping[str, Tensor]]
 UnevenLoaders = Literal["stop", "raise"]
+Communication = Literal["torch", "horovod"]
 
 _WIRE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -41,6 +42,7 @@ class EmbRaceConfig:
     uneven_loaders: UnevenLoaders
     chunk_bytes: int | None
     trace: str | None
+    communication: Communication = "torch"
 
     @classmethod
     def checked(
@@ -55,6 +57,7 @@ class EmbRaceConfig:
         uneven_loaders: str,
         chunk_bytes: int | None,
         trace: str | Path | None,
+        communication: str = "torch",
     ) -> EmbRaceConfig:
         """Validates the arguments as a user writes them."""
         if isinstance(tables, str):
@@ -66,6 +69,7 @@ class EmbRaceConfig:
             raise ValueError(f"EmbRaceStrategy(tables={tables!r}): every pattern must be a non-empty string.")
         _check("schedule", schedule, get_args(Name))
         _check("wire_dtype", wire_dtype, (None, *_WIRE_DTYPES))
+        _check("communication", communication, get_args(Communication))
         _check("start_method", start_method, get_args(StartMethod))
         for backend in (process_group_backend or "gloo").split(","):  # "gloo" or "cpu:gloo,cuda:nccl"
             if backend.split(":")[-1] not in dist.Backend.backend_list:
@@ -90,6 +94,7 @@ class EmbRaceConfig:
             uneven_loaders=uneven_loaders,  # type: ignore[arg-type]
             chunk_bytes=chunk_bytes,
             trace=None if trace is None else str(trace),
+            communication=communication,  # type: ignore[arg-type]
         )
 
 

@@ -17,10 +17,13 @@ from torch.optim import Optimizer
 
 from lightning_embrace.comm.base import Communicator
 from lightning_embrace.comm.connect import Connection
+from lightning_embrace.comm.horovod_install import HorovodUnavailableError, load_horovod
 from lightning_embrace.config import EmbRaceConfig
+from lightning_embrace.horovodrun import devices_of, environment_class, nodes_of
 from lightning_embrace.launch import make_launcher
 from lightning_embrace.lookahead.reasons import LoaderKind
 from lightning_embrace.mixin import Base
+from lightning_embrace.monitor.files import horovod_path
 from lightning_embrace.namespaces import Namespace
 
 
@@ -68,11 +71,26 @@ class DistributedMixin(Base):
     @property
     def process_group_backend(self) -> str:
         """``"gloo"``, ``"nccl"``, or one for each kind of device: ``"cpu:gloo,cuda:nccl"``."""
-        return self.config.process_group_backend or ("nccl" if self.root_device.type == "cuda" else "gloo")
+        nccl = self.root_device.type == "cuda" and self.config.communication == "torch"
+        return self.config.process_group_backend or ("nccl" if nccl else "gloo")
+
+    def _take_horovod(self) -> None:
+        """With ``communication="horovod"``: it can be used, and horovodrun's ranks are known."""
+        if self.config.communication != "horovod":
+            return
+        try:
+            load_horovod()
+        except HorovodUnavailableError as error:
+            raise self.namespace.get_fabric("utilities.exceptions.MisconfigurationException")(str(error)) from error
+        environment = environment_class(self.namespace)
+        if self.cluster_environment is None and self.config.start_method == "popen" and environment.detect():
+            self.cluster_environment = environment()
 
     def set_world_ranks(self) -> None:
         """Tells the cluster environment, and the rank-zero helpers, who this process is."""
         if self.cluster_environment is not None:
+            self.parallel_devices = devices_of(self.cluster_environment, self.parallel_devices)
+            self._num_nodes = nodes_of(self.cluster_environment, self._num_nodes)
             self.cluster_environment.set_global_rank(self.node_rank * self.num_processes + self.local_rank)
             self.cluster_environment.set_world_size(self.num_nodes * self.num_processes)
         for rank_zero_only in (
@@ -100,10 +118,22 @@ class DistributedMixin(Base):
             self.global_rank,
             self.world_size,
             self.root_device,
-            _backend_for(self.root_device, self.process_group_backend),
+            self._carrier(),
             self.config.timeout,
             self.cluster_environment.main_address,
+            self._timeline_of_horovod(),
         )
+
+    def _carrier(self) -> str:
+        """What carries the exchanges of training."""
+        if self.config.communication == "horovod":
+            return "horovod"
+        return _backend_for(self.root_device, self.process_group_backend)
+
+    def _timeline_of_horovod(self) -> str | None:
+        if self.config.communication != "horovod" or self.config.trace is None:
+            return None
+        return str(horovod_path(self.config.trace))
 
     def _join_default_group(self) -> None:
         assert self.cluster_environment is not None

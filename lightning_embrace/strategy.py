@@ -17,7 +17,7 @@ from lightning_embrace.announce import AnnouncingMixin
 from lightning_embrace.comm.connect import Connection
 from lightning_embrace.comm.serve import RowService
 from lightning_embrace.comm.traffic import Traffic
-from lightning_embrace.config import EmbRaceConfig, Lookahead, StartMethod, UnevenLoaders, WireDtype
+from lightning_embrace.config import Communication, EmbRaceConfig, Lookahead, StartMethod, UnevenLoaders, WireDtype
 from lightning_embrace.distributed import DistributedMixin
 from lightning_embrace.failing import FailingMixin
 from lightning_embrace.lookahead.ahead import Lookahead as Ahead
@@ -52,6 +52,7 @@ class EmbRaceMixin(SavingMixin, AnnouncingMixin, FailingMixin, DistributedMixin)
         schedule: Name = "2d",
         lookahead: Lookahead = "auto",
         wire_dtype: WireDtype | None = None,
+        communication: Communication = "torch",
         uneven_loaders: UnevenLoaders = "stop",
         chunk_bytes: int | None = None,
         trace: str | Path | None = None,
@@ -83,7 +84,9 @@ class EmbRaceMixin(SavingMixin, AnnouncingMixin, FailingMixin, DistributedMixin)
             uneven_loaders,
             chunk_bytes,
             trace,
+            communication,
         )
+        self._take_horovod()
         #: payload that this rank has put on the wire; kept from one fit to the next
         self.traffic = Traffic()
         self._num_nodes = 1
@@ -309,7 +312,7 @@ class EmbRaceMixin(SavingMixin, AnnouncingMixin, FailingMixin, DistributedMixin)
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
-        """Adds ``embrace``, ``embrace_spawn``, ``embrace_fork`` and ``embrace_notebook``."""
+        """Adds ``embrace``, ``embrace_spawn``, ``embrace_fork``, ``embrace_notebook`` and ``embrace_horovod``."""
         for name, start_method in (
             ("embrace", "popen"),
             ("embrace_spawn", "spawn"),
@@ -323,6 +326,13 @@ class EmbRaceMixin(SavingMixin, AnnouncingMixin, FailingMixin, DistributedMixin)
                 override=True,
                 start_method=start_method,
             )
+        strategy_registry.register(
+            "embrace_horovod",
+            cls,
+            description="Sparsity-aware hybrid communication, carried by Horovod",
+            override=True,
+            communication="horovod",
+        )
 
     def __repr__(self) -> str:
         # Lightning's error about a strategy of the other namespace shows this
@@ -350,11 +360,14 @@ class EmbRaceStrategy(EmbRaceMixin, ParallelStrategy):
             look-up; ``"off"``; or ``function(batch) -> {table name: ids}``. A wrong look-ahead is slow, never wrong.
         wire_dtype: ``"bf16"`` or ``"fp16"`` halves the bytes of exchanged rows and gradients; ``None`` is exact. Prefer
             ``"bf16"``: ``"fp16"`` has more digits, but gradients below 6e-8 vanish in it and above 65504 overflow.
+        communication: What carries the exchanges: ``"torch"`` (gloo, nccl) or ``"horovod"``, which must have been built
+            for the installed torch; Lightning and torchmetrics communicate with torch in any case.
         uneven_loaders: Where the ranks' training loaders have unequal numbers of batches: ``"stop"``: all end where the
             first one does, with a warning; ``"raise"``.
         chunk_bytes: How much of a dense block's gradient travels at once; urgent exchanges come in between. ``None``:
             tuned to about 50 ms of the wire, between 1 MiB and 4 MiB.
-        trace: A path: what was computed, exchanged and waited for is written there in Chrome's trace format.
+        trace: A path: what was computed, exchanged and waited for is written there in Chrome's trace format. With
+            Horovod, its own timeline is written beside it (``trace.horovod.json``).
         process_group_backend: ``"gloo"`` or ``"nccl"``; default: the device's.
         timeout: How long one exchange may take.
         start_method: ``"popen"``, ``"spawn"``, ``"fork"`` or ``"forkserver"``.
@@ -366,6 +379,7 @@ class EmbRaceStrategy(EmbRaceMixin, ParallelStrategy):
 
     Raises:
         ValueError: An argument has a value that is not allowed.
+        MisconfigurationException: ``communication="horovod"``, and Horovod cannot be used here.
     """
 
     namespace = LIGHTNING

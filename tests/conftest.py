@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from importlib.util import find_spec
 
 import pytest
 
@@ -20,6 +21,14 @@ for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 def pytest_report_header() -> str:
     """Logs that are kept say what they were made with."""
     return ", ".join(f"{name} {version(name)}" for name in ("torch", "lightning"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Without Horovod its tests are skipped, and say what is missing."""
+    if find_spec("horovod") is None:
+        for item in items:
+            if item.get_closest_marker("horovod") is not None:
+                item.add_marker(pytest.mark.skip(reason="HOROVOD IS NOT INSTALLED: `make horovod` builds it"))
 
 
 @pytest.fixture(autouse=True)

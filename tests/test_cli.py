@@ -85,8 +85,8 @@ def test_names(tmp_path: Path) -> None:
         ({"schedule": "3d"}, "Literal['2d', 'horizontal', 'vertical', 'fifo']"),
         ({"lookahead": 3}, "Literal['auto', 'off']"),
         ({"uneven_loaders": "wait"}, "Literal['stop', 'raise']"),
+        ({"communication": "mpi"}, "Literal['torch', 'horovod']"),
         # what has not landed yet
-        ({"communication": "horovod"}, "'communication' is not accepted"),
         ({"state_dict_type": "full"}, "'state_dict_type' is not accepted"),
     ],
     ids=str,

@@ -28,8 +28,7 @@ torchrec)
     install tensordict==0.15.3 iopath==0.1.10 pyre-extensions==0.0.32 tqdm pandas==3.1.1
     ;;
 horovod)
-    install packaging psutil cloudpickle pyyaml cffi
-    pip install --no-deps "$(examples/benchmarks/build_horovod.sh "$env/bin/python")"
+    CONSTRAINTS=$CONSTRAINTS "$env/bin/python" -I lightning_embrace/horovod_build.py
     ;;
 esac
 touch "$env/.installed"

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from lightning_embrace.comm.base import Communicator, LocalCommunicator
 from lightning_embrace.comm.breaking import break_group
 from lightning_embrace.comm.control import Control, Hub
+from lightning_embrace.comm.horovod_backend import HorovodCommunicator
 from lightning_embrace.comm.torch_backend import ExchangeError, TorchCommunicator, raise_cause
 
 # how long a rank that knows of another's failure may take to notice it by itself
@@ -29,18 +30,28 @@ class Connection:
         rank: This process' rank.
         world_size: Number of ranks.
         device: Where exchanged tensors live.
-        backend: ``"gloo"`` or ``"nccl"``.
+        backend: ``"gloo"``, ``"nccl"`` or ``"horovod"``.
         timeout: How long one exchange may take.
         main_address: Where rank 0 can be reached.
+        timeline: With Horovod, where it writes its own timeline, if anywhere.
     """
 
     def __init__(
-        self, rank: int, world_size: int, device: torch.device, backend: str, timeout: timedelta, main_address: str
+        self,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        backend: str,
+        timeout: timedelta,
+        main_address: str,
+        timeline: str | None = None,
     ) -> None:
         self.control = Control(0, 1)
         self.communicator: Communicator = LocalCommunicator(device)
+        self._carrier: TorchCommunicator | HorovodCommunicator | None = None
         self._rank, self._world_size = rank, world_size
         self._backend, self._timeout = backend, timeout
+        self._main_address, self._timeline = main_address, timeline
         self._ended = threading.Event()
         if world_size == 1:
             return
@@ -59,9 +70,14 @@ class Connection:
         if self._world_size > 1:
             # a new group has no connections yet, and would wait for a rank that has failed until the timeout
             self._barrier("setup")
-            device = self.communicator.device
-            self.communicator = TorchCommunicator(
-                self._rank, self._world_size, device, self._backend, self._timeout, self.control
+            self.communicator = self._carrier = self._make_carrier(self.communicator.device)
+
+    def _make_carrier(self, device: torch.device) -> TorchCommunicator | HorovodCommunicator:
+        if self._backend != "horovod":
+            return TorchCommunicator(self._rank, self._world_size, device, self._backend, self._timeout, self.control)
+        with self.naming("start of Horovod"):
+            return HorovodCommunicator(
+                self._rank, self._world_size, device, self._timeout, self.control, self._main_address, self._timeline
             )
 
     @contextmanager
@@ -95,8 +111,8 @@ class Connection:
     def close(self) -> None:
         """Ends in good order. Call it when no exchange is under way on any rank."""
         self._ended.set()
-        if isinstance(self.communicator, TorchCommunicator):
-            self.communicator.close()
+        if self._carrier is not None:
+            self._carrier.close()
         self.control.close()
 
     def abandon(self) -> None:
@@ -111,8 +127,8 @@ class Connection:
             dist.barrier(device_ids=devices)
 
     def _break(self) -> None:
-        if isinstance(self.communicator, TorchCommunicator):
-            self.communicator.abandon()
+        if self._carrier is not None:
+            self._carrier.abandon()
 
     def _free_the_stuck(self) -> None:
         """Another rank has failed: frees this one from a collective of Lightning's, where nothing else reaches it."""

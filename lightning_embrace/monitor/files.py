@@ -20,6 +20,13 @@ def part_path(path: str | os.PathLike[str], rank: int) -> Path:
     return path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
 
 
+def horovod_path(path: str | os.PathLike[str]) -> Path:
+    """Where Horovod writes its own timeline, beside ours, in a folder that is there: ``trace.horovod.json``."""
+    path = Path(path).absolute()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.with_name(f"{path.stem}.horovod{path.suffix}")
+
+
 def write_together(path: str | os.PathLike[str], timeline: Timeline, gather: Gather) -> None:
     """Writes one trace of all ranks, on rank 0. Collective.
 

@@ -2,9 +2,7 @@
 
 import os
 import subprocess
-import sys
 import warnings
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -63,17 +61,6 @@ def test_the_rate_of_plain_sgd_and_nothing_else() -> None:
 def script(name: str, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     command = [str(ROOT / "examples" / "benchmarks" / name), *arguments]
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
-
-
-def test_a_built_horovod_is_taken_only_for_its_python_and_torch(tmp_path: Path) -> None:
-    """A wheel for another torch fails at import; one that fits saves ten minutes."""
-    python = "cp{}{}".format(*sys.version_info[:2])
-    folder = tmp_path / "lightning_embrace" / f"horovod-0.28.1-{python}-torch{version('torch').split('+')[0]}"
-    folder.mkdir(parents=True)
-    wheel = folder / "horovod-0.28.1-x.whl"
-    wheel.touch()
-    found = script("build_horovod.sh", sys.executable, XDG_CACHE_HOME=str(tmp_path))
-    assert found.stdout.strip() == str(wheel), found.stderr
 
 
 def test_every_environment_of_a_peer_can_be_made() -> None:

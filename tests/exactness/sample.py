@@ -56,3 +56,19 @@ SAMPLE = [
     Case("our momentum, sparse", "two tables", 3, 16, "vertical"),
     Case("our adagrad, sparse", "two tables", 3, 2, "horizontal"),
 ]
+
+#: over Horovod: every schedule with every kind of table, among many ranks and ways to train
+HOROVOD_SAMPLE = [
+    Case("sgd, dense", "embedding", 2, 10, "2d"),
+    Case("our adam, sparse", "bag", 2, 2, "2d"),
+    Case("adagrad, sparse", "two tables", 3, 16, "2d"),
+    Case("adam, dense", "embedding", 3, 2, "horizontal"),
+    Case("momentum, dense", "bag", 2, 16, "horizontal"),
+    Case("our adamw, sparse", "two tables", 2, 10, "horizontal"),
+    Case("sgd, sparse", "embedding", 2, 16, "vertical"),
+    Case("our adagrad, sparse", "bag", 3, 10, "vertical"),
+    Case("our momentum, sparse", "two tables", 3, 2, "vertical"),
+    Case("sparseadam, sparse", "embedding", 2, 10, "fifo"),
+    Case("adamw, dense", "bag", 3, 2, "fifo"),
+    Case("sparseadam by hand, sparse", "two tables", 2, 16, "fifo"),
+]

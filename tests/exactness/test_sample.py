@@ -3,7 +3,7 @@
 import itertools
 
 from tests.exactness.cases import COLUMNS, MATRIX, MODELS, SCHEDULES, TRAININGS, WORLD_SIZES, Case
-from tests.exactness.sample import SAMPLE
+from tests.exactness.sample import HOROVOD_SAMPLE, SAMPLE
 
 
 def pairs(cases: list[Case]) -> set[tuple[tuple[str, object], tuple[str, object]]]:
@@ -24,3 +24,10 @@ def test_the_sample_is_part_of_the_matrix_without_repetition() -> None:
 def test_the_matrix_is_the_full_product() -> None:
     size = len(TRAININGS) * len(MODELS) * len(WORLD_SIZES) * len(COLUMNS) * len(SCHEDULES)
     assert len(set(MATRIX)) == len(MATRIX) == size
+
+
+def test_the_sample_over_horovod() -> None:
+    """Every schedule with every kind of table, several ranks each."""
+    assert {(c.schedule, c.model) for c in HOROVOD_SAMPLE} == set(itertools.product(SCHEDULES, MODELS))
+    assert set(HOROVOD_SAMPLE) <= set(MATRIX)
+    assert {c.world_size for c in HOROVOD_SAMPLE} == {2, 3} and {c.columns for c in HOROVOD_SAMPLE} == set(COLUMNS)

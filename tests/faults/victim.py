@@ -195,6 +195,7 @@ def fit(
     late: bool = False,
     alone: bool = True,
     trace: str | None = None,
+    communication: str = "torch",
 ) -> None:
     """Trains; ends with an exception on every rank unless all goes well."""
     _harm_in_exchange(harm)
@@ -205,6 +206,7 @@ def fit(
             tables=["*"],
             lookahead=(lambda ids: {"words": ids, "tags": ids}) if late else "auto",
             trace=trace,
+            communication=communication,
             timeout=timedelta(seconds=timeout),
             start_method=start_method,
         ),
@@ -240,6 +242,7 @@ def main() -> None:
     parser.add_argument("--save")
     parser.add_argument("--late", action="store_true")
     parser.add_argument("--trace")
+    parser.add_argument("--communication", default="torch")
     arguments = vars(parser.parse_args())
     harm = Harm(*(arguments.pop(name) for name in ("point", "kind", "rank", "step")))
     fit(harm, **arguments)
