@@ -101,9 +101,9 @@ class Cluster:
         """A rank's network interface, in its own namespace."""
         return INTERFACE if self.kind == "namespaces" else "lo"
 
-    def command(self, rank: int, command: list[str]) -> list[str]:
-        """``command`` as to be run for this rank to find itself on its link."""
-        return netplan.entering(self.names.rank(rank), command) if self.kind == "namespaces" else command
+    def namespace(self, rank: int) -> str | None:
+        """The network namespace in which a rank finds itself on its link; None: this process' own."""
+        return self.names.rank(rank) if self.kind == "namespaces" else None
 
     def read_link(self, rank: int) -> LinkBytes | None:
         """A rank's counters, read from outside; None on loopback. Inside use ``LinkCounters``, which is far cheaper."""

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from examples.benchmarks import netplan
+from examples.benchmarks.kernel import NAMESPACES
 from examples.benchmarks.netplan import Link, Names, Owner
 
-_NAMESPACES = Path("/var/run/netns")
 _COMMAND_TIMEOUT_S = 30
 MARK = "EMBRACE_CLUSTER"  # in the environment of every process of a cluster, and of all that it starts
 
@@ -88,7 +88,7 @@ def ability(names: Names) -> Ability:
 
 def namespaces() -> list[str]:
     """All named namespaces of this machine, whoever made them."""
-    return os.listdir(_NAMESPACES) if _NAMESPACES.is_dir() else []
+    return os.listdir(NAMESPACES) if NAMESPACES.is_dir() else []
 
 
 def folder(names: Names) -> Path:

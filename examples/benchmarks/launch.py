@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
-import signal
 import socket
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,6 +14,7 @@ from typing import Literal
 from examples.benchmarks import host
 from examples.benchmarks.counters import LINK_VARIABLE
 from examples.benchmarks.emulated import Cluster
+from examples.benchmarks.starting import Process, Start, Starter, anew
 
 Layout = Literal["nodes", "local"]
 # Another launcher's view of the job must not reach the ranks.
@@ -26,7 +23,6 @@ _PORT = 29500
 _POLL_S = 0.02
 _PEER_GRACE_S = 10.0
 _run = itertools.count()
-_libc = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True)
@@ -67,6 +63,7 @@ def run_ranks(
     layout: Layout = "nodes",
     folder: Path | None = None,
     cwd: Path | None = None,
+    start: Starter = anew,
 ) -> list[RankResult]:
     """Runs ``command`` once per rank and waits for all. No process of the run is left when it returns or raises.
 
@@ -82,6 +79,7 @@ def run_ranks(
         layout: ``"nodes"`` for ``Trainer(num_nodes=N, devices=1)``, ``"local"`` for ``Trainer(devices=N)``.
         folder: Where output files go; default: the cluster's folder.
         cwd: Where the ranks run; default: where this process does.
+        start: What starts a rank; default: a new program each.
 
     Returns:
         How each rank ended.
@@ -94,12 +92,12 @@ def run_ranks(
     folder = folder or cluster.folder / f"run{number}"
     folder.mkdir(parents=True, exist_ok=True)
     port = _free_port() if cluster.kind == "loopback" else _PORT + number % 1000
-    processes: list[subprocess.Popen[bytes]] = []
+    processes: list[Process] = []
     try:
         for rank in range(cluster.ranks):
             environment = rank_environment(cluster, rank, port, layout) | dict(extra[rank])
-            own = cluster.command(rank, commands[rank])
-            processes.append(_start(own, environment, cwd, *_files(folder, rank)))
+            files = _files(folder, rank)
+            processes.append(start(Start(commands[rank], environment, *files, cluster.namespace(rank), cwd)))
         ended = _wait(processes, timeout)
     finally:
         for process in processes:
@@ -118,10 +116,14 @@ def check(results: Sequence[RankResult]) -> None:
         raise RanksFailed("\n".join(result.describe() for result in failed))
 
 
+def own_environment() -> dict[str, str]:
+    """This process' environment without what another launcher said."""
+    return {name: value for name, value in os.environ.items() if not name.startswith((*_FOREIGN, LINK_VARIABLE))}
+
+
 def rank_environment(cluster: Cluster, rank: int, port: int, layout: Layout) -> dict[str, str]:
-    """The environment of a rank: this process' own without what another launcher said, and the rank's place."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
-    own.pop(LINK_VARIABLE, None)
+    """The environment of a rank: this process' own, and the rank's place."""
+    own = own_environment()
     if cluster.kind == "namespaces":
         own[LINK_VARIABLE] = cluster.interface
     return own | {
@@ -158,29 +160,7 @@ def _free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def _start(
-    command: list[str], environment: dict[str, str], cwd: Path | None, out: Path, err: Path
-) -> subprocess.Popen[bytes]:
-    with ExitStack() as files:
-        return subprocess.Popen(
-            command,
-            env=environment,
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=files.enter_context(out.open("wb")),
-            stderr=files.enter_context(err.open("wb")),
-            start_new_session=True,  # Ctrl-C reaches the launcher alone, which ends the ranks
-            preexec_fn=_die_with_launcher,
-        )
-
-
-def _die_with_launcher() -> None:
-    """Has the kernel kill this process when the thread that started it is gone, be it by SIGKILL."""
-    pr_set_pdeathsig = 1
-    _libc.prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
-def _wait(processes: list[subprocess.Popen[bytes]], timeout: float) -> list[Literal["itself", "timeout", "peer"]]:
+def _wait(processes: list[Process], timeout: float) -> list[Literal["itself", "timeout", "peer"]]:
     """Waits until all have ended, or must be ended; says for each which."""
     deadline = time.monotonic() + timeout
     cause: Literal["timeout", "peer"] = "timeout"

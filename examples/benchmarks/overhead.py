@@ -3,7 +3,7 @@
     python examples/benchmarks/overhead.py                 # medians of a step, and the ratio to ddp
     python examples/benchmarks/overhead.py --profile       # and where rank 0 spends its time under embrace
 
-The peers take turns, and every one is started anew each time, so that what else runs on the machine meets all alike.
+The peers take turns, and every one is started again each time, so that what else runs on the machine meets all alike.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from examples.benchmarks.cluster import Cluster  # noqa: E402
+from examples.benchmarks.forking import Preloaded  # noqa: E402
 from examples.benchmarks.job import Job  # noqa: E402
 from examples.benchmarks.run import measure  # noqa: E402
 
@@ -65,16 +66,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--timeout", type=float, default=600.0)
     chosen = parser.parse_args(arguments)
     medians: dict[str, list[float]] = defaultdict(list)
-    with Cluster(2, kind="loopback") as cluster:
+    with Cluster(2, kind="loopback") as cluster, Preloaded() as preloaded:
         for repetition in range(chosen.repetitions):
             for peer in PEERS:
-                medians[peer].append(_median(measure(job(peer, chosen), cluster, chosen.timeout)))
+                medians[peer].append(_median(measure(job(peer, chosen), cluster, chosen.timeout, preloaded)))
                 print(f"{repetition}: {peer} {medians[peer][-1] * 1e3:.2f} ms", file=sys.stderr, flush=True)
         print(ratios(medians))
         if chosen.profile:
             file = cluster.folder / "profile"
             for peer in ("ddp", "embrace"):
-                _median(measure(job(peer, chosen, str(file)), cluster, chosen.timeout))
+                _median(measure(job(peer, chosen, str(file)), cluster, chosen.timeout, preloaded))
                 print(f"\n{peer}, rank 0, {chosen.steps} steps:\n{file.read_text()}")
 
 

@@ -23,10 +23,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 #: what `--quick` leaves out
 _LONG = ("embrace-horizontal", "embrace-vertical")
+_WORKER = "examples.benchmarks.worker"
+#: Lightning would give each rank all cores, and OpenMP threads of several ranks fight over them
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 sys.path.insert(0, str(ROOT))
 
 from examples.benchmarks.cluster import Cluster, run_ranks  # noqa: E402
 from examples.benchmarks.data import make_source  # noqa: E402
+from examples.benchmarks.forking import Preloaded  # noqa: E402
 from examples.benchmarks.job import Job  # noqa: E402
 from examples.benchmarks.peers import PEERS  # noqa: E402
 from examples.benchmarks.report import write  # noqa: E402
@@ -40,8 +44,14 @@ def python_of(environment: str) -> Path:
     return Path(sys.executable) if environment == "main" else ROOT / ".venvs" / environment / "bin" / "python"
 
 
-def measure(job: Job, cluster: Any, timeout: float) -> dict[str, Any]:
+def measure(job: Job, cluster: Any, timeout: float, preloaded: Preloaded) -> dict[str, Any]:
     """Runs one job on a cluster.
+
+    Args:
+        job: The job.
+        cluster: Of as many ranks.
+        timeout: Seconds after which the ranks are killed.
+        preloaded: Whose forks the ranks are.
 
     Returns:
         A record: the job, and by rank what was measured or an error.
@@ -54,10 +64,9 @@ def measure(job: Job, cluster: Any, timeout: float) -> dict[str, Any]:
         return _refused(job, f"its environment {python.parents[1].relative_to(ROOT)} is missing: run `make peers`")
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{rank}.json" for rank in range(job.ranks)]
-        commands = [[str(python), "-m", "examples.benchmarks.worker", job.to_json(), str(file)] for file in files]
-        # Lightning would give each rank all cores, and OpenMP threads of several ranks fight over them
-        environment = [{"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}] * job.ranks
-        outcomes = run_ranks(cluster, commands, environment, timeout, cwd=ROOT)
+        commands = [[str(python), "-m", _WORKER, job.to_json(), str(file)] for file in files]
+        start = preloaded.starter(python, [_WORKER, peer.adapter], _ENVIRONMENT)
+        outcomes = run_ranks(cluster, commands, [_ENVIRONMENT] * job.ranks, timeout, cwd=ROOT, start=start)
         results = [
             json.loads(file.read_text()) if file.exists() else {"error": outcome.describe(lines=5)}
             for file, outcome in zip(files, outcomes)
@@ -164,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rate: Any = chosen.rate.split(",") if "," in chosen.rate else chosen.rate
     about = {**machine(), "rate": chosen.rate, "delay": chosen.delay, "command": " ".join(sys.argv)}
     records = []
-    with (chosen.out / "records.jsonl").open("w") as log:
+    with (chosen.out / "records.jsonl").open("w") as log, Preloaded() as preloaded:
         for ranks in chosen.ranks:
             with Cluster(ranks, rate=rate, delay=chosen.delay or None) as cluster:
                 about["network"] = cluster.description
@@ -173,7 +182,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     for repetition in range(chosen.repetitions):
                         timed = jobs(chosen, model, ranks, optimizer)
                         for job in [*timed, *(traced(chosen, timed) if repetition == 0 else [])]:
-                            record = {**measure(job, cluster, chosen.timeout), "repetition": repetition, **about}
+                            measured = measure(job, cluster, chosen.timeout, preloaded)
+                            record = {**measured, "repetition": repetition, **about}
                             records.append(record)
                             log.write(json.dumps(record) + "\n")
                             log.flush()

@@ -37,9 +37,17 @@ def run(job: Job) -> dict[str, Any]:
     warnings.filterwarnings("ignore")
     for name in ("lightning.pytorch", "pytorch_lightning"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    adapter = import_module(f"examples.benchmarks.peers.{PEERS[job.peer].module}")
+    adapter = import_module(PEERS[job.peer].adapter)
+    _tell_lightning_the_rank()
     result: dict[str, Any] = adapter.train(job)
     return {**result, "versions": versions()}
+
+
+def _tell_lightning_the_rank() -> None:
+    """Lightning takes it from the environment when it is imported, which may have been before this rank was forked."""
+    from lightning_utilities.core.rank_zero import rank_zero_only
+
+    rank_zero_only.rank = int(os.environ.get("RANK", 0))  # type: ignore[attr-defined]
 
 
 def main() -> None:

@@ -14,7 +14,9 @@ import pytest
 
 from examples.benchmarks import calibrate, host, netplan
 from examples.benchmarks.cluster import Cluster, LinkBytes, check, run_ranks
+from examples.benchmarks.forking import Preloaded
 from examples.benchmarks.netplan import Names
+from examples.benchmarks.starting import anew
 from tests.benchmarks.test_launch import running, wait_until
 
 pytestmark = pytest.mark.network
@@ -82,35 +84,20 @@ def test_links_are_shaped_and_count_what_crosses_them() -> None:
         assert cluster.drops() == 0
 
 
-def test_a_rank_sees_its_own_link_and_the_others() -> None:
-    script = """
-import os, socket
-from examples.benchmarks.cluster import LinkCounters
-counters = LinkCounters.of_this_rank()
-before = counters.read()
-sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-sock.bind(("", 9999))
-if os.environ["RANK"] == "0":
-    data, source = sock.recvfrom(2000)
-    print(source[0], len(data), counters.read().since(before).received)
-    sock.sendto(b"seen", source)
-else:
-    sock.settimeout(0.2)
-    while True:  # until rank 0 listens
-        sock.sendto(b"x" * 1000, (os.environ["MASTER_ADDR"], 9999))
-        try:
-            sock.recvfrom(10)
-            break
-        except (TimeoutError, ConnectionRefusedError):
-            pass
-"""
-    with Cluster(2, rate="100mbit", kind="namespaces") as cluster:
-        results = run_ranks(cluster, [sys.executable, "-c", script], cwd=ROOT, timeout=30)
-        check(results)
-        source, length, received = results[0].stdout.read_text().split()
+@pytest.mark.parametrize("kind", ["anew", "forked"])
+def test_a_rank_sees_its_own_link_and_the_others(kind: str) -> None:
+    """Its address, what comes in, and its own counters under /sys, which a fork must mount for itself."""
+    program = "tests.benchmarks.rank_program"
+    with Preloaded() as preloaded, Cluster(2, rate="100mbit", kind="namespaces") as cluster:
+        start = anew if kind == "anew" else preloaded.starter(Path(sys.executable), [program], {})
+        commands = [[sys.executable, "-m", program, what] for what in ("talk", "facts")]
+        talked, looked = (run_ranks(cluster, command, cwd=ROOT, timeout=60, start=start) for command in commands)
+        check([*talked, *looked])
+        source, length, received = talked[0].stdout.read_text().split()
         assert (source, length) == ("10.77.0.2", "1000")
         assert int(received) >= 1042  # with the headers of UDP, IP and Ethernet
         assert cluster.read_link(1) != LinkBytes(0, 0)
+        assert [json.loads(result.stdout.read_text())["interfaces"] for result in looked] == [["eth0", "lo"]] * 2
 
 
 def test_an_exception_leaves_nothing() -> None:

@@ -1,12 +1,13 @@
 """Horovod and TorchRec, each in its environment, do the work that ``ddp`` does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from statistics import fmean
 from typing import Any
 
 import pytest
 
 from examples.benchmarks.cluster import Cluster
+from examples.benchmarks.forking import Preloaded
 from examples.benchmarks.job import Job
 from examples.benchmarks.peers import PEERS
 from examples.benchmarks.run import measure
@@ -33,7 +34,14 @@ def losses(record: dict[str, Any]) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def ddp() -> Callable[..., list[float]]:
+def preloaded() -> Iterator[Preloaded]:
+    """Interpreters that have imported everything."""
+    with Preloaded() as servers:
+        yield servers
+
+
+@pytest.fixture(scope="module")
+def ddp(preloaded: Preloaded) -> Callable[..., list[float]]:
     """Losses of ``ddp``, measured once per setting."""
     known: dict[Job, list[float]] = {}
 
@@ -41,7 +49,7 @@ def ddp() -> Callable[..., list[float]]:
         wanted = job("ddp", *setting)
         if wanted not in known:
             with Cluster(wanted.ranks, kind="loopback") as cluster:
-                known[wanted] = losses(measure(wanted, cluster, timeout=120))
+                known[wanted] = losses(measure(wanted, cluster, 120, preloaded))
         return known[wanted]
 
     return get
@@ -49,29 +57,31 @@ def ddp() -> Callable[..., list[float]]:
 
 @pytest.mark.parametrize("peer", OTHERS)
 @pytest.mark.parametrize(("model", "ranks"), SETTINGS)
-def test_same_losses_as_ddp(peer: str, model: str, ranks: int, ddp: Callable[..., list[float]]) -> None:
+def test_same_losses_as_ddp(
+    peer: str, model: str, ranks: int, ddp: Callable[..., list[float]], preloaded: Preloaded
+) -> None:
     """Weights start equal, and dense and table gradients are averaged over the ranks as ``ddp`` does."""
     with Cluster(ranks, kind="loopback") as cluster:
-        record = measure(job(peer, model, ranks), cluster, timeout=120)
+        record = measure(job(peer, model, ranks), cluster, 120, preloaded)
     assert losses(record) == pytest.approx(ddp(model, ranks), rel=1e-5)
 
 
 @pytest.mark.parametrize("peer", [name for name in OTHERS if "adagrad" in PEERS[name].optimizers])
-def test_same_losses_as_ddp_with_adagrad(peer: str, ddp: Callable[..., list[float]]) -> None:
+def test_same_losses_as_ddp_with_adagrad(peer: str, ddp: Callable[..., list[float]], preloaded: Preloaded) -> None:
     """A sparse gradient whose equal ids are not summed gives SGD the same numbers, and Adagrad others."""
     with Cluster(2, kind="loopback") as cluster:
-        record = measure(job(peer, "lm", 2, "adagrad"), cluster, timeout=120)
+        record = measure(job(peer, "lm", 2, "adagrad"), cluster, 120, preloaded)
     assert losses(record) == pytest.approx(ddp("lm", 2, "adagrad"), rel=1e-5)
 
 
 @pytest.mark.network
 @pytest.mark.parametrize("peer", OTHERS)
-def test_runs_on_emulated_links(peer: str, ddp: Callable[..., list[float]]) -> None:
+def test_runs_on_emulated_links(peer: str, ddp: Callable[..., list[float]], preloaded: Preloaded) -> None:
     """The exchange goes over the rank's link, where it is counted, and not around it."""
     with Cluster(2, rate="100mbit") as cluster:
         if cluster.kind != "namespaces":
             pytest.skip(cluster.describe())
-        record = measure(job(peer, "lm", 2), cluster, timeout=120)
+        record = measure(job(peer, "lm", 2), cluster, 120, preloaded)
     assert losses(record) == pytest.approx(ddp("lm", 2), rel=1e-5)
     for result in record["results"]:
         # rows of two tables: more than the ids or a heartbeat, less than ten dense tables

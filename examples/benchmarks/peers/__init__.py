@@ -28,6 +28,11 @@ class Peer(NamedTuple):
     sparse: bool = False
     schedule: str = ""
 
+    @property
+    def adapter(self) -> str:
+        """The full name of its adapter."""
+        return f"{__name__}.{self.module}"
+
 
 PEERS: dict[str, Peer] = {
     "embrace": Peer("lightning", "main", "embrace", schedule="2d"),

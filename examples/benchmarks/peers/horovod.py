@@ -8,7 +8,6 @@ defaults.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import socket
 from datetime import timedelta
@@ -21,6 +20,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.distributed import TCPStore
 
+from examples.benchmarks import kernel
 from examples.benchmarks.counters import LINK_VARIABLE
 from examples.benchmarks.job import Job
 from examples.benchmarks.meter import Meter
@@ -84,7 +84,9 @@ def _start(number: int, ranks: int) -> RendezvousServer | None:
         store.set("port", str(port))
     os.environ.update(environment(number, ranks, address, int(store.get("port"))))
     if LINK_VARIABLE in os.environ:
-        _take_name(_address_towards(address))
+        # Horovod forgets its interface when it connects a process set, the one of all ranks included, and takes the
+        # address that the host name has: in a namespace that is loopback, where nobody is.
+        kernel.take_host_name(_address_towards(address))
     hvd.init()
     return server
 
@@ -95,18 +97,6 @@ def _address_towards(other: str) -> str:
         s.connect((other, 9))  # sends nothing
         address: str = s.getsockname()[0]
     return address
-
-
-def _take_name(name: str) -> None:
-    """Gives this process, and nothing else on the machine, a host name.
-
-    Horovod forgets its interface when it connects a process set, the one of all ranks included, and takes the address
-    that the host name has: in a namespace that is loopback, where nobody is.
-    """
-    new_uts = 0x04000000
-    if ctypes.CDLL(None, use_errno=True).unshare(new_uts) != 0:
-        raise OSError(ctypes.get_errno(), "unshare(CLONE_NEWUTS) for Horovod's host name failed")
-    socket.sethostname(name)
 
 
 def environment(number: int, ranks: int, address: str, port: int) -> dict[str, str]:
