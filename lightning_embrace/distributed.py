@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from lightning_embrace.comm.base import Communicator
 from lightning_embrace.comm.connect import Connection
 from lightning_embrace.comm.horovod_install import HorovodUnavailableError, load_horovod
+from lightning_embrace.comm.torch_backend import ExchangeError
 from lightning_embrace.config import EmbRaceConfig
 from lightning_embrace.horovodrun import devices_of, environment_class, nodes_of
 from lightning_embrace.launch import make_launcher
@@ -139,13 +140,21 @@ class DistributedMixin(Base):
         assert self.cluster_environment is not None
         os.environ["MASTER_ADDR"] = self.cluster_environment.main_address
         os.environ["MASTER_PORT"] = str(self.cluster_environment.main_port)
-        dist.init_process_group(
-            self.process_group_backend,
-            rank=self.global_rank,
-            world_size=self.world_size,
-            timeout=self.config.timeout,
-            device_id=self.root_device if self.root_device.type != "cpu" else None,
-        )
+        try:
+            dist.init_process_group(
+                self.process_group_backend,
+                rank=self.global_rank,
+                world_size=self.world_size,
+                timeout=self.config.timeout,
+                device_id=self.root_device if self.root_device.type != "cpu" else None,
+            )
+        except (dist.DistNetworkError, dist.DistStoreError) as error:
+            raise ExchangeError(
+                f"The exchange 'meeting of all ranks' failed on rank {self.global_rank}: the {self.world_size} ranks have"
+                f" not met at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} within the `timeout` of"
+                f" {self.config.timeout.total_seconds():g} s: {error} A rank has not been started, has ended early, or"
+                " cannot reach this address."
+            ) from error
         if "nccl" in self.process_group_backend:
             atexit.register(_leave_default_group)
 

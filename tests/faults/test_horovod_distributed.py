@@ -77,3 +77,23 @@ def test_slow(start: Callable[..., World], _: int) -> None:
     for end in start(Harm("between_lookups", "sleep", 1)).ends():
         assert (end.code, end.last_line) == (0, "returned"), end.output
         assert end.notes() == []
+
+
+def fit_unless(missing: int) -> None:
+    if int(os.environ["LOCAL_RANK"]) == missing:
+        return
+    fit(Harm("setup", "none", 0), N, communication="horovod", timeout=4.0)
+
+
+@pytest.mark.parametrize("_", TIMES)
+@pytest.mark.parametrize("missing", [0, 2])
+def test_missing(tmp_path: Path, missing: int, _: int) -> None:
+    """A peer that never comes: it is missed before Horovod starts, which would abort the process."""
+    world = World(tmp_path, N, functools.partial(fit_unless, missing))
+    try:
+        for end in world.ends([r for r in range(N) if r != missing]):
+            assert end.code == 1, end.output
+            assert "ExchangeError: The exchange 'meeting of all ranks' failed on rank " in end.last_line, end.output
+            assert "within the `timeout` of 4 s" in end.last_line, end.output
+    finally:
+        world.clear()

@@ -179,6 +179,8 @@ def main() -> None:
             strategy = EmbRaceStrategy(
                 tables=["*"], start_method="forkserver", process_group_backend="gloo", timeout=timedelta(minutes=2)
             )
+        if name.startswith("horovod_"):
+            strategy = EmbRaceStrategy(communication="horovod", start_method=name.removeprefix("horovod_"))  # type: ignore[arg-type]
         trainer = fit(args.out / entry, strategy, int(devices), namespace=namespace)
         if trainer.is_global_zero:
             print(f"{entry}: loss {float(trainer.callback_metrics['loss'])!r}", flush=True)
