@@ -150,7 +150,7 @@ class DistributedMixin(Base):
             )
         except (dist.DistNetworkError, dist.DistStoreError) as error:
             raise ExchangeError(
-                f"The exchange 'meeting of all ranks' failed on rank {self.global_rank}: the {self.world_size} ranks have"
+                f"The exchange 'meeting of all ranks' failed on rank {self.global_rank}: {self.world_size} ranks have"
                 f" not met at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} within the `timeout` of"
                 f" {self.config.timeout.total_seconds():g} s: {error} A rank has not been started, has ended early, or"
                 " cannot reach this address."

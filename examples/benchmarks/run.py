@@ -22,7 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 #: what `--quick` leaves out
-_LONG = ("embrace-horizontal", "embrace-vertical")
+_LONG = ("embrace-horizontal", "embrace-vertical", "embrace-horovod")
 _WORKER = "examples.benchmarks.worker"
 #: Lightning would give each rank all cores, and OpenMP threads of several ranks fight over them
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

@@ -113,9 +113,10 @@ def _rendezvous(main_address: str) -> Iterator[dict[str, str]]:
     Yields:
         The variables that lead this rank there.
     """
-    rank = dist.get_rank()
+    rank, name = dist.get_rank(), socket.gethostname()
     hosts = [""] * dist.get_world_size()
-    dist.all_gather_object(hosts, socket.gethostname())
+    dist.all_gather_object(hosts, name)
+    v.check_host_name(len(set(hosts)), name, v.resolved(name))
     where = v.places(hosts)
     server, port = _serve(where) if rank == 0 else (None, 0)
     try:

@@ -126,6 +126,32 @@ def interface_towards(address: str, hosts: int) -> str | None:
     return None if mine is None else _interface_of(mine)
 
 
+def check_host_name(hosts: int, name: str, address: str | None) -> None:
+    """Horovod 0.28 takes one of its connections to the address of the host's own name, whatever the interface.
+
+    Args:
+        hosts: The number of hosts.
+        name: This one's.
+        address: What the name resolves to here.
+
+    Raises:
+        RuntimeError: Other hosts could not reach this one there: Horovod would wait, and then abort the process.
+    """
+    if hosts > 1 and (address is None or address.startswith("127.")):
+        raise RuntimeError(
+            f"The host name {name!r} resolves to {address or 'nothing'} on this host. With several hosts, Horovod needs"
+            " an address there that the others can reach: correct the line in /etc/hosts."
+        )
+
+
+def resolved(name: str) -> str | None:
+    """The IPv4 address of a name, None where it has none."""
+    try:
+        return socket.gethostbyname(name)
+    except OSError:
+        return None
+
+
 def address_towards(other: str) -> str | None:
     """This host's IPv4 address on the way to another, None where there is no way."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

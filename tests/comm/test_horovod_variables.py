@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from lightning_embrace.comm.horovod_variables import (
     address_towards,
+    check_host_name,
     interface_towards,
     of_place,
     places,
+    resolved,
     set_for_a_while,
     settings,
     under_mpi,
@@ -96,3 +98,16 @@ def test_the_interface_towards_an_address(monkeypatch: pytest.MonkeyPatch) -> No
     assert interface_towards("127.0.0.1", 1) == "eth5"
     monkeypatch.setenv("HOROVOD_GLOO_IFACE", "eth4")
     assert interface_towards("127.0.0.1", 1) == "eth4"
+
+
+@pytest.mark.parametrize("address", ["127.0.1.1", "127.0.0.1", None])
+def test_a_host_name_that_means_loopback(address: str | None) -> None:
+    """As Debian's installer leaves it. On one host it does no harm."""
+    check_host_name(1, "node7", address)
+    check_host_name(2, "node7", "10.0.0.7")
+    with pytest.raises(RuntimeError, match="/etc/hosts"):
+        check_host_name(2, "node7", address)
+
+
+def test_names_that_resolve() -> None:
+    assert resolved("127.0.0.1") == "127.0.0.1" and resolved("no.such.host.invalid") is None

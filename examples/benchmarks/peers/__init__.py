@@ -40,6 +40,7 @@ PEERS: dict[str, Peer] = {
     "embrace-vertical": Peer("lightning", "main", "embrace, vertical alone", schedule="vertical"),
     "embrace-fifo": Peer("lightning", "main", "embrace, fifo", schedule="fifo"),
     "embrace-sparse": Peer("lightning", "main", "embrace, sparse=True", ("sgd", "adagrad"), sparse=True, schedule="2d"),
+    "embrace-horovod": Peer("lightning", "main", "embrace (horovod)", schedule="2d"),
     "ddp": Peer("lightning", "main", "ddp, dense gradients"),
     "ddp-sparse": Peer("lightning", "main", "ddp, sparse=True", ("sgd", "adagrad"), sparse=True),
     "horovod-allreduce": Peer("horovod", "horovod", "Horovod AllReduce (sparse_as_dense)"),

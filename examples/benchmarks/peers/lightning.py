@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 from torch.utils.data import DataLoader
 
+from examples.benchmarks import kernel
+from examples.benchmarks.counters import LINK_VARIABLE
 from examples.benchmarks.job import Job
 from examples.benchmarks.meter import Meter
 from examples.benchmarks.peers import PEERS
 from examples.benchmarks.peers.profiled import StepProfiler
 from examples.benchmarks.peers.watch import Watch
 from examples.benchmarks.work import Work, rank
+from lightning_embrace.comm.horovod_variables import address_towards
 
 
 class _Measure(Callback):
@@ -79,7 +83,21 @@ def _strategy(job: Job) -> Any:
 
     schedule: Any = PEERS[job.peer].schedule
     wire: Any = job.wire_dtype or None
-    return EmbRaceStrategy(process_group_backend="gloo", schedule=schedule, wire_dtype=wire, trace=job.trace or None)
+    return EmbRaceStrategy(
+        process_group_backend="gloo",
+        schedule=schedule,
+        wire_dtype=wire,
+        trace=job.trace or None,
+        communication="horovod" if _over_horovod(job) else "torch",
+    )
+
+
+def _over_horovod(job: Job) -> bool:
+    if job.peer != "embrace-horovod":
+        return False
+    if LINK_VARIABLE in os.environ:  # see `horovod.py`: Horovod takes the address that the host name has
+        kernel.take_host_name(address_towards(os.environ["MASTER_ADDR"]) or "")
+    return True
 
 
 def _alone() -> list[Any]:
