@@ -17,18 +17,19 @@ def bound(compute: float, sent: float, bytes_per_second: float) -> float:
 
 
 def compute_of(row: Row, alone: Row | None) -> float:
-    """Seconds that a step's blocks compute.
+    """Seconds that a step computes.
 
     Args:
         row: Of any peer.
-        alone: The run without communication, by which real compute is known.
+        alone: The run without communication.
 
     Returns:
-        Seconds: what emulated blocks were told to take, or a whole step of the run without communication.
+        Seconds of a whole step of the run without communication, emulated blocks or not: loss, optimizer and batches
+        are real in any case. Without such a run, what emulated blocks were told to take.
     """
-    if row.job.compute == "emulated":
-        return row.job.compute_ms / 1e3
-    return alone.seconds[1] if alone is not None else 0.0
+    if alone is not None:
+        return alone.seconds[1]
+    return row.job.compute_ms / 1e3 if row.job.compute == "emulated" else 0.0
 
 
 def step_work(row: Row, compute: float) -> StepWork | None:
