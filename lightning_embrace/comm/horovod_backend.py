@@ -22,6 +22,7 @@ from lightning_embrace.comm.horovod_install import load_horovod
 from lightning_embrace.comm.horovod_start import HorovodProcess
 from lightning_embrace.comm.torch_backend import ExchangeError, raise_cause
 from lightning_embrace.comm.traffic import Traffic, ring_bytes
+from lightning_embrace.monitor.timeline import shown
 
 # the longest pause between two looks at an exchange; Horovod gives no other sign
 _POLL_SECONDS = 1e-3
@@ -56,7 +57,7 @@ class HorovodHandle:
 
     def wait(self) -> Tensor:
         """Blocks until done; see :class:`~lightning_embrace.comm.base.Handle`."""
-        with torch.profiler.record_function(f"embrace: wait {self._what}"):
+        with shown(f"wait {self._what}"):
             pause = 0.0
             while not self.is_done():
                 self._comm.control.check()
