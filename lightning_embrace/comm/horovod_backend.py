@@ -260,7 +260,8 @@ class HorovodCommunicator:
         self.control.check()
         self.control.at(what)
         if self._broken:
-            raise ExchangeError(f"The exchange {what!r} was not begun, because one before it failed on this rank.")
+            # as long as whoever saw it break waits for the news of the cause: this thread must not report itself first
+            self.broke(RuntimeError("it was not begun, because one before it failed on this rank"), what)
         number = self._issued[low_priority]
         self._issued[low_priority] += 1
         try:

@@ -1,12 +1,16 @@
-"""What is checked before Horovod sees an AlltoAll: it would drop elements in silence, or let the other ranks hang."""
+"""What is checked before Horovod sees an exchange: it would drop elements in silence, or hang."""
 
 from __future__ import annotations
+
+import threading
 
 import pytest
 import torch
 from torch import Tensor
 
-from lightning_embrace.comm.horovod_backend import check_splits
+from lightning_embrace.comm.control import RankFailedError
+from lightning_embrace.comm.horovod_backend import HorovodCommunicator, check_splits
+from lightning_embrace.comm.traffic import Traffic
 
 
 @pytest.mark.parametrize(
@@ -31,3 +35,32 @@ def test_splits_that_do_not_fit(send: Tensor, send_splits: list[int], receive_sp
 @pytest.mark.parametrize("splits", [[0, 0], [0, 3], [1, 2]])
 def test_splits_that_fit(splits: list[int]) -> None:
     check_splits(torch.ones(sum(splits)), splits, [0, 5], 2, "rows")
+
+
+class _News:
+    """A control channel on which the cause of a break is on its way."""
+
+    step = 4
+
+    def __init__(self) -> None:
+        self.known = False
+
+    def at(self, exchange: str) -> None:
+        pass
+
+    def check(self) -> None:
+        if self.known:
+            raise RankFailedError(1, 4, "rows", "its process ended without a word", died=True)
+
+    def wait_for_failure(self, timeout: float) -> RankFailedError | None:
+        self.known = True
+        return RankFailedError(1, 4, "rows", "its process ended without a word", died=True)
+
+
+def test_what_comes_after_a_break_waits_for_its_cause() -> None:
+    """Another thread's exchange is not begun; its own error would be told to all as the first one, and name this rank."""
+    comm = object.__new__(HorovodCommunicator)
+    comm.control, comm.world_size, comm.traffic = _News(), 2, Traffic()  # type: ignore[assignment]
+    comm._counting, comm._broken = threading.Lock(), True
+    with pytest.raises(RankFailedError, match="rank 1 died"):
+        comm.gather(torch.tensor([1]), "header")

@@ -36,8 +36,8 @@ class End(NamedTuple):
         return lines[-1] if lines else ""
 
     def notes(self) -> list[str]:
-        """The lines of the control channel."""
-        return [line for line in self.output.splitlines() if line.startswith("[lightning_embrace]")]
+        """The lines of the control channel; Horovod's own log may have begun a line before them."""
+        return [line for line in self.output.splitlines() if line.lstrip("[").startswith("lightning_embrace]")]
 
 
 def _rank_main(rank: int, world_size: int, port: int, output: str, function: Callable[[], None]) -> None:
