@@ -58,7 +58,7 @@ class _News:
 
 
 def test_what_comes_after_a_break_waits_for_its_cause() -> None:
-    """Another thread's exchange is not begun; its own error would be told to all as the first one, and name this rank."""
+    """Another thread begins none; its own error would be told to all as the first one, and name this rank."""
     comm = object.__new__(HorovodCommunicator)
     comm.control, comm.world_size, comm.traffic = _News(), 2, Traffic()  # type: ignore[assignment]
     comm._counting, comm._broken = threading.Lock(), True
