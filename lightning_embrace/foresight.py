@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_embrace.aside import Aside
 from lightning_embrace.comm.base import Communicator
+from lightning_embrace.monitor.timeline import Profiled, Recorder
 from lightning_embrace.optim.split import splits, touches_all_rows
 from lightning_embrace.tables.ahead import Ahead, Outlook
 from lightning_embrace.tables.delayed import LateExchange
@@ -49,17 +52,21 @@ class Foresight:
         comm: Carries the exchanges.
         tables: All sharded tables, by index.
         vertical: Gradients come in parts and rows early, see `tables.split`; else whole and together.
+        recorder: Gets to know what runs when.
     """
 
-    def __init__(self, comm: Communicator, tables: list[ShardedTable], vertical: bool) -> None:
+    def __init__(
+        self, comm: Communicator, tables: list[ShardedTable], vertical: bool, recorder: Recorder | None = None
+    ) -> None:
         self._comm = comm
         self._tables = tables
         self._vertical = vertical
+        self._recorder = recorder or Profiled()
         # D < N: ranks without columns do not know what the others have, and must not decide by it
         self._narrow = any(0 in table.widths for table in tables)
         self._ahead = Ahead(comm, tables)
         self._plan = self._ahead.nothing
-        self._planned = True
+        self._aside: Aside | None = None
         self._early: RowExchange | None = None
         self._delayed: dict[int, Tensor] = {}
         #: tables whose rows were brought before the look-ups of this step
@@ -84,6 +91,7 @@ class Foresight:
             step: The step's number, for errors.
             version: How often the tables have changed.
         """
+        self.plan_is_made()
         verdicts = verdicts_on(self._tables, optimizers)
         may_split = [verdict.whole is None and not caution.whole for verdict in verdicts]
         keeps = [verdict.keeps and not caution.disturbed for verdict in verdicts]
@@ -93,7 +101,7 @@ class Foresight:
         came = [early.wants[rank] if early is not None else {} for rank in range(self._comm.world_size)]
         wants = self._wants(lambda rank, t, ids: without(ids, [*t.asked[rank], came[rank].get(t.index, ids[:0])]))
         # at the same time as the header, which says nothing of these rows
-        rest = self._exchange(wants, f"rows of step {step}", self._narrow)
+        rest = self._exchange(wants, f"rows of step {step}", always=self._narrow)
         self.counts["rest"] = _count(wants[self._comm.rank])
         self._ahead.hear()
         if early is not None and self._ahead.moved:
@@ -105,24 +113,31 @@ class Foresight:
         self.planned = [index for index, ids in enumerate(self._plan.ids) if ids is not None]
         self._plan = self._ahead.nothing
 
-    def forward_is_over(self) -> None:
-        """No look-up needs other ranks any more: asks for the ids of the next step. Collective."""
-        self._ahead.ask()
-        self._planned = False
+    def forward_is_over(self, synchronise: bool) -> None:
+        """No look-up needs other ranks any more: exchanges the ids of the next step. Collective.
 
-    def send_early(self, wait: bool, synchronise: bool) -> None:
-        """Sends the rows of the next step that this one leaves alone, as soon as all ids are known. Collective.
+        Beside backward, as soon as all ids are there, the next step's plan is made, and its rows that this step leaves
+        alone are sent. Nothing else may be exchanged with high priority before :meth:`plan_is_made`.
 
         Args:
-            wait: For the ids, if they are not there yet.
             synchronise: The optimizer steps after this backward pass.
         """
-        if self._planned or not (wait or self._ahead.is_answered()):
-            return
-        self._planned = True
+        if self._ahead.ask():
+            self._aside = Aside(partial(self._make_plan, synchronise), self._comm.device)
+
+    def plan_is_made(self) -> None:
+        """Waits for that."""
+        aside, self._aside = self._aside, None
+        if aside is not None:
+            aside.end()
+
+    def _make_plan(self, synchronise: bool) -> None:
+        self._recorder.in_background()
         self._plan = self._ahead.plan()
-        if not (self._vertical and synchronise):
-            return
+        if self._vertical and synchronise:
+            self._send_early()
+
+    def _send_early(self) -> None:
         touched = {t.index: _touched(t, self._comm.world_size) for t in self._tables if self._plan.ids[t.index]}
         none = torch.empty(0, dtype=torch.int64, device=self._comm.device)
 
@@ -134,7 +149,7 @@ class Foresight:
 
         wants = self._wants(chosen)
         self.counts["early"] = _count(wants[self._comm.rank])
-        self._early = self._exchange(wants, "early rows of the next step")
+        self._early = self._exchange(wants, "early rows of the next step", urgent=False)
 
     def next_rows(self) -> dict[int, Tensor]:
         """For tables whose gradient may come in parts, all rows that any rank looks up in the next step."""
@@ -150,10 +165,10 @@ class Foresight:
         self.counts["prior"] = touched - self.counts["delayed"]
         self._delayed = {part.table.index: torch.unique(torch.cat(part.ids)) for part in parts}
 
-    def _exchange(self, wants: list[Wants], what: str, always: bool = False) -> RowExchange | None:
+    def _exchange(self, wants: list[Wants], what: str, always: bool = False, urgent: bool = True) -> RowExchange | None:
         """Begins an exchange, where any rank wants anything."""
         wanted = always or any(map(_count, wants))
-        return RowExchange(self._comm, self._tables, wants, what) if wanted else None
+        return RowExchange(self._comm, self._tables, wants, what, urgent) if wanted else None
 
     def _wants(self, choose: Callable[[int, ShardedTable, Tensor], Tensor]) -> list[Wants]:
         """By rank, what it gets of the tables whose next ids all ranks know."""

@@ -84,7 +84,8 @@ class Session:
         self._states_are_new = True
         self._fixed_chunk = chunk_bytes
         self._chunk = chunk_bytes or tuned_chunk(0)
-        self.pending = PendingUpdates(recorder or Profiled())
+        self._recorder = recorder or Profiled()
+        self.pending = PendingUpdates(self._recorder)
         self.foresight: Foresight | None = None
         #: there is none, or it knows of no ids
         self._blind = True
@@ -97,7 +98,7 @@ class Session:
         dense = {name: p for name, p in model.named_parameters() if id(p) not in apart}
         broadcast_tensors(comm, [*dense.values(), *(s.parameter for s in whole), *model.buffers()], "setup")
         self._queue = InlineQueue() if comm.world_size == 1 else LowPriorityQueue(comm, recorder=recorder)
-        self._dense = DenseSync(comm, self._queue, dense, self._in_backward)
+        self._dense = DenseSync(comm, self._queue, dense, self._close_rounds)
         self._gradients = GradientExchange(comm, self.tables)
         self._replicated = ReplicatedSync(comm, [ReplicatedTable(s.name, s.parameter, s.sparse) for s in whole])
         self._guard = GradientGuard({**dense, **{s.name: s.parameter for s in whole}})
@@ -107,6 +108,7 @@ class Session:
         self._gate = ParameterGate(model, [*dense.values(), *(t.parameter for t in self.tables)], self._before_read)
         for table in self.tables:
             table.settle = partial(self.pending.settle, table.parameter)
+            table.reached = self._close_rounds
         self._table_of = {id(t.parameter): t for t in self.tables}
         self.rows.when_touched = self._touched
 
@@ -126,7 +128,7 @@ class Session:
         Args:
             blind: No more than whether there is one: the ranks only end together.
         """
-        self.foresight = Foresight(self.comm, self.tables, self.schedule.vertical)
+        self.foresight = Foresight(self.comm, self.tables, self.schedule.vertical, self._recorder)
         self._blind = blind
 
     def record_lookups(self, wanted: bool) -> None:
@@ -210,7 +212,7 @@ class Session:
         self._accumulating = not synchronise
         self._close_rounds()
         if self.foresight is not None:
-            self.foresight.send_early(True, synchronise)
+            self.foresight.plan_is_made()
         self.rows.in_backward = False
         self._guard.arrived(synchronise)
         if synchronise:
@@ -311,18 +313,12 @@ class Session:
         self._hooks.append(optimizer.register_state_dict_pre_hook(self._before_optimizer_state))
         self._hooks.append(optimizer.register_load_state_dict_pre_hook(self._before_optimizer_loads))
 
-    def _in_backward(self) -> None:
-        """Called in backward before a dense block leaves."""
-        self._close_rounds()
-        if self.foresight is not None:
-            self.foresight.send_early(False, self._synchronise)
-
     def _leave_forward(self) -> None:
         self.rows.leave_forward(self._dense.fingerprint())
 
     def _close_rounds(self) -> None:
         if self.rows.close_rounds() and self.foresight is not None:
-            self.foresight.forward_is_over()
+            self.foresight.forward_is_over(self._synchronise)
 
     def _before_read(self, parameter: Tensor) -> None:
         """Somebody reads a parameter through its module."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from lightning_embrace.comm.base import Done, Handle
 from lightning_embrace.comm.fake import TwinCommunicator
+from lightning_embrace.comm.torch_backend import ExchangeError
 from lightning_embrace.foresight import Caution, Foresight, Known, verdicts_on
 from lightning_embrace.tables.table import ShardedTable
 
@@ -38,9 +43,9 @@ class World:
             self.table.asked[0].append(missing)
             self.table.window.add(missing, self.table.read(missing))
 
-    def end(self, wait: bool = True, synchronise: bool = True) -> None:
-        self.foresight.forward_is_over()
-        self.foresight.send_early(wait, synchronise)
+    def end(self, synchronise: bool = True) -> None:
+        self.foresight.forward_is_over(synchronise)
+        self.foresight.plan_is_made()
 
     @property
     def here(self) -> list[int]:
@@ -94,14 +99,54 @@ def test_early_rows_are_given_up_when_somebody_has_changed_the_weights() -> None
     assert world.table.window.rows_UD.tolist() == [[108.0, 109.0]]
 
 
-def test_ids_are_waited_for_at_the_end_of_backward_alone() -> None:
-    """During backward only what has arrived is used: a rank must not stand still there."""
+class _Late(Done):
+    """Ids that arrive when they are let in."""
+
+    def __init__(self, result: Tensor, error: Exception | None = None) -> None:
+        super().__init__(result)
+        self.error, self.here = error, threading.Event()
+
+    def wait(self) -> Tensor:
+        self.here.wait()
+        if self.error is not None:
+            raise self.error
+        return super().wait()
+
+
+def late_ids(world: World, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> list[_Late]:
+    issue, late = world.comm.all_to_all, []
+
+    def all_to_all(send: Tensor, *arguments: Any, **options: Any) -> Handle:
+        handle = issue(send, *arguments, **options)
+        if arguments[2] != "ids":
+            return handle
+        late.append(_Late(handle.wait(), error))
+        return late[-1]
+
+    monkeypatch.setattr(world.comm, "all_to_all", all_to_all)
+    return late
+
+
+def test_backward_goes_on_while_ids_are_on_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Early rows leave when the ids are there, whatever the training thread does; it waits at the end of backward."""
     world = World()
+    late = late_ids(world, monkeypatch)
     world.begin(ids(4))
-    world.end(wait=False)
-    assert "early rows of the next step" not in world.comm.issued()
-    world.foresight.send_early(True, True)
+    world.foresight.forward_is_over(True)
+    assert world.comm.issued()[-1] == "ids of the next step"
+    late[0].here.set()
+    world.foresight.plan_is_made()
     assert world.comm.issued()[-1] == "early rows of the next step"
+
+
+def test_what_fails_beside_backward_fails_the_training_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    late = late_ids(world, monkeypatch, ExchangeError("gone"))
+    world.begin(ids(4))
+    world.foresight.forward_is_over(True)
+    late[0].here.set()
+    with pytest.raises(ExchangeError, match="gone"):
+        world.foresight.plan_is_made()
 
 
 def test_rows_of_the_next_step_split_gradients_only_where_that_is_allowed() -> None:

@@ -55,11 +55,12 @@ class Communicator(Protocol):
         kind: str,
         what: str,
         low_priority: bool = False,
+        urgent: bool = True,
     ) -> Handle:
         """Sends consecutive pieces of a 1-D tensor to the ranks; the result holds their pieces in rank order.
 
         The own piece travels too (locally) and is part of the result. With ``low_priority`` it takes its place among
-        the AllReduces of that kind.
+        the AllReduces of that kind; they give way to it if it is ``urgent``.
         """
         ...
 
@@ -70,10 +71,14 @@ class Communicator(Protocol):
         """
         ...
 
-    def give_way(self, seconds: float) -> None:
-        """Returns when no urgent exchange of bulk is under way on this rank, at the latest after ``seconds``.
+    def give_way(self, seconds: float, rate: float = 0.0) -> None:
+        """Returns when no urgent AlltoAll is under way on this rank, at the latest after ``seconds`` and its time.
 
         Bounded, because an urgent exchange may wait for a rank that waits for what comes after this call.
+
+        Args:
+            seconds: Waited for longest, beside what the exchange takes.
+            rate: Bytes a second, by which that is known; 0: it is not.
         """
         ...
 
@@ -129,6 +134,7 @@ class LocalCommunicator:
         kind: str,
         what: str,
         low_priority: bool = False,
+        urgent: bool = True,
     ) -> Handle:
         """Returns what was sent."""
         return Done(send)
@@ -137,7 +143,7 @@ class LocalCommunicator:
         """Leaves the tensor as it is: a sum over one rank."""
         return Done(flat)
 
-    def give_way(self, seconds: float) -> None:
+    def give_way(self, seconds: float, rate: float = 0.0) -> None:
         """Nothing is under way."""
 
     def fail(self, error: BaseException) -> None:

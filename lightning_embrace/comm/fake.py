@@ -80,6 +80,7 @@ class TwinCommunicator:
         kind: str,
         what: str,
         low_priority: bool = False,
+        urgent: bool = True,
     ) -> Handle:
         """Every rank sends here what this rank sends to itself."""
         assert send.numel() == sum(send_splits)
@@ -105,7 +106,7 @@ class TwinCommunicator:
         self.traffic.add(kind, size * (self.world_size - 1) if self.rank == 0 else 0, 0 if self.rank == 0 else size)
         return _Recorded(self.events, lambda: flat, what)
 
-    def give_way(self, seconds: float) -> None:
+    def give_way(self, seconds: float, rate: float = 0.0) -> None:
         """Nothing is under way."""
 
     def fail(self, error: BaseException) -> None:

@@ -22,6 +22,7 @@ from lightning_embrace.comm.horovod_install import load_horovod
 from lightning_embrace.comm.horovod_start import HorovodProcess
 from lightning_embrace.comm.torch_backend import ExchangeError, raise_cause
 from lightning_embrace.comm.traffic import Traffic, ring_bytes
+from lightning_embrace.comm.urgent import Urgent
 from lightning_embrace.monitor.timeline import shown
 
 # the longest pause between two looks at an exchange; Horovod gives no other sign
@@ -123,7 +124,7 @@ class HorovodCommunicator:
         self._issued = {False: 0, True: 0}
         #: no operation may begin any more; and Horovod has been ended here
         self._broken = self._ended = False
-        self._urgent: list[HorovodHandle] = []
+        self._urgent = Urgent()
         self._counting = threading.Lock()
 
     def at_step(self, step: int) -> None:
@@ -149,17 +150,16 @@ class HorovodCommunicator:
         kind: str,
         what: str,
         low_priority: bool = False,
+        urgent: bool = True,
     ) -> Handle:
         """See :class:`~lightning_embrace.comm.base.Communicator`."""
         check_splits(send, send_splits, receive_splits, self.world_size, what)
         bits = send.detach().view(_SAME_SIZE[send.element_size()])
         splits = torch.tensor(send_splits, dtype=torch.int32)
         size = send.element_size()
-        self._count(
-            kind,
-            (sum(send_splits) - send_splits[self.rank]) * size,
-            (sum(receive_splits) - receive_splits[self.rank]) * size,
-        )
+        sent = (sum(send_splits) - send_splits[self.rank]) * size
+        came = (sum(receive_splits) - receive_splits[self.rank]) * size
+        self._count(kind, sent, came)
 
         def finish(received: tuple[Tensor, Tensor]) -> Tensor:
             came = received[1].tolist()
@@ -170,8 +170,8 @@ class HorovodCommunicator:
         handle = self._issue(
             what, lambda name: self.horovod.alltoall_async(bits, splits, name=name), finish, low_priority
         )
-        if not low_priority:
-            self._urgent = [h for h in self._urgent if not h.is_done()] + [handle]
+        if urgent and not low_priority:
+            self._urgent.add(lambda: self._broken or handle.is_done(), max(sent, came))
         return handle
 
     def all_reduce(self, flat: Tensor, kind: str, what: str, low_priority: bool = False) -> Handle:
@@ -205,11 +205,9 @@ class HorovodCommunicator:
             what, lambda name: self.horovod.broadcast_async_(bits, root_rank=0, name=name), lambda _: flat
         )
 
-    def give_way(self, seconds: float) -> None:
+    def give_way(self, seconds: float, rate: float = 0.0) -> None:
         """See :class:`~lightning_embrace.comm.base.Communicator`."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and not self._broken and any(not h.is_done() for h in self._urgent):
-            time.sleep(_POLL_SECONDS / 2)
+        self._urgent.wait(seconds, rate)
 
     def fail(self, error: BaseException) -> None:
         """See :class:`~lightning_embrace.comm.base.Communicator`."""

@@ -15,8 +15,8 @@ from lightning_embrace.comm.control import RankFailedError
 from lightning_embrace.comm.torch_backend import ExchangeError
 from lightning_embrace.monitor.timeline import Moment, Profiled, Recorder
 
-#: how long a chunk stays back while urgent exchanges are under way, in seconds. They begin when all ranks are there (a
-#: header comes before each), so that the wire is not idle meanwhile
+#: how long a chunk stays back while urgent exchanges are under way, in seconds, beside the time that their bytes take.
+#: They begin when all ranks are there (a header comes before each), so that the wire is not idle meanwhile
 PAUSE_SECONDS = 50e-3
 #: exchanges on the wire at the same time: two keep the link busy while the next one is prepared
 _IN_FLIGHT = 2
@@ -87,7 +87,7 @@ class LowPriorityQueue:
 
     Args:
         comm: Carries the exchanges.
-        pause: Longest time to give way, in seconds.
+        pause: Longest time to give way, in seconds, beside what is given way to.
         recorder: Gets to know when slots were ready, and who waits for them.
     """
 
@@ -207,7 +207,7 @@ class LowPriorityQueue:
             try:
                 if slot.computed is not None:
                     slot.computed.wait()
-                self._comm.give_way(self._pause)
+                self._comm.give_way(self._pause, self.rate)
                 assert slot.asked is not None
                 with self._recorder.queued_at(slot.asked):
                     flying.append((slot, slot.issue()))

@@ -17,6 +17,7 @@ from lightning_embrace.comm.base import Handle
 from lightning_embrace.comm.breaking import break_group
 from lightning_embrace.comm.control import Control, RankFailedError
 from lightning_embrace.comm.traffic import Traffic, ring_bytes
+from lightning_embrace.comm.urgent import Urgent
 from lightning_embrace.monitor.timeline import shown
 
 # how long one wait may last before the control channel is asked whether another rank has failed
@@ -164,7 +165,7 @@ class TorchCommunicator:
         # urgent exchanges (rows and their gradients) must not queue behind large AllReduces
         self._sparse = dist.new_group(timeout=timeout, backend=backend, pg_options=_group_options(backend, timeout))
         self._dense = dist.new_group(timeout=timeout, backend=backend)
-        self._urgent: list[Any] = []
+        self._urgent = Urgent()
         self._counting = threading.Lock()
 
     def at_step(self, step: int) -> None:
@@ -190,6 +191,7 @@ class TorchCommunicator:
         kind: str,
         what: str,
         low_priority: bool = False,
+        urgent: bool = True,
     ) -> Handle:
         """See :class:`~lightning_embrace.comm.base.Communicator`."""
         assert send.dim() == 1 and send.is_contiguous() and send.numel() == sum(send_splits)
@@ -204,14 +206,12 @@ class TorchCommunicator:
             group=self._dense if low_priority else self._sparse,
             async_op=True,
         )
-        if not low_priority:
-            self._urgent = [w for w in self._urgent if not w.is_completed()] + [work]
         size = send.element_size()
-        self._count(
-            kind,
-            (sum(send_splits) - send_splits[self.rank]) * size,
-            (sum(receive_splits) - receive_splits[self.rank]) * size,
-        )
+        sent = (sum(send_splits) - send_splits[self.rank]) * size
+        came = (sum(receive_splits) - receive_splits[self.rank]) * size
+        if urgent and not low_priority:
+            self._urgent.add(work.is_completed, max(sent, came))
+        self._count(kind, sent, came)
         return self._handle(work, received, what)
 
     def all_reduce(self, flat: Tensor, kind: str, what: str, low_priority: bool = False) -> Handle:
@@ -232,11 +232,9 @@ class TorchCommunicator:
             self._count(kind, 0, size)
         return self._handle(work, flat, what)
 
-    def give_way(self, seconds: float) -> None:
+    def give_way(self, seconds: float, rate: float = 0.0) -> None:
         """See :class:`~lightning_embrace.comm.base.Communicator`."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and any(not work.is_completed() for work in self._urgent):
-            time.sleep(_POLL_SECONDS / 2)
+        self._urgent.wait(seconds, rate)
 
     def fail(self, error: BaseException) -> None:
         """See :class:`~lightning_embrace.comm.base.Communicator`."""

@@ -73,9 +73,9 @@ class TracedCommunicator:
         self.timeline.at_step(step)
         self.inner.at_step(step)
 
-    def give_way(self, seconds: float) -> None:
+    def give_way(self, seconds: float, rate: float = 0.0) -> None:
         """See :class:`~lightning_embrace.comm.base.Communicator`."""
-        self.inner.give_way(seconds)
+        self.inner.give_way(seconds, rate)
 
     def fail(self, error: BaseException) -> None:
         """See :class:`~lightning_embrace.comm.base.Communicator`."""
@@ -95,13 +95,14 @@ class TracedCommunicator:
         kind: str,
         what: str,
         low_priority: bool = False,
+        urgent: bool = True,
     ) -> Handle:
         """See :class:`~lightning_embrace.comm.base.Communicator`."""
         sent, received = (
             (sum(splits) - splits[self.rank]) * send.element_size() for splits in (send_splits, receive_splits)
         )
         return self._traced(
-            lambda: self.inner.all_to_all(send, send_splits, receive_splits, kind, what, low_priority),
+            lambda: self.inner.all_to_all(send, send_splits, receive_splits, kind, what, low_priority, urgent),
             self.timeline.queued(what, _lane(low_priority), kind, sent, received=received),
         )
 

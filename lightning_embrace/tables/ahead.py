@@ -112,20 +112,23 @@ class Ahead:
         self.splits = [bool(splits >> k & 1) for k in range(len(self._tables))]
         self.keeps = [bool(keeps >> k & 1) for k in range(len(self._tables))]
 
-    def ask(self) -> None:
-        """Sends the ids on their way, when no look-up of this step needs other ranks any more. Collective."""
-        if self._known == 0 or self._handle is not None:
-            return
+    def ask(self) -> bool:
+        """Sends the ids on their way, when no look-up of this step needs other ranks any more. Collective.
+
+        Returns:
+            Whether there will be a plan.
+        """
+        if self._known == 0:
+            return False
+        if self._handle is not None:
+            return True
         assert self._payload is not None
         comm, me = self._comm, self._comm.rank
         sends = [0 if r == me else self._payload.numel() for r in range(comm.world_size)]
         wanted = [0 if r == me else length for r, length in enumerate(self._lengths)]
         send = self._payload.repeat(comm.world_size - 1)
-        self._handle = comm.all_to_all(send, sends, wanted, "ids", "ids of the next step")
-
-    def is_answered(self) -> bool:
-        """Whether :meth:`plan` would return at once."""
-        return self._handle is None or self._handle.is_done()
+        self._handle = comm.all_to_all(send, sends, wanted, "ids", "ids of the next step", urgent=False)
+        return True
 
     def plan(self) -> Plan:
         """Waits for all ranks' ids."""

@@ -169,6 +169,7 @@ class _TakeRows(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_UD: Tensor | None) -> tuple[None, ...]:
         _stale(ctx.table, ctx.window)
+        ctx.table.reached()
         if grad_UD is not None:  # undefined: nothing reached the rows, as if they had not been looked up
             ctx.window.accumulate(ctx.position_U, grad_UD, ctx.keep_U)
         return None, None, None, None, None
@@ -187,6 +188,7 @@ class _CollectPooled(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_BD: Tensor | None) -> tuple[None, ...]:
         _stale(ctx.table, ctx.window)
+        ctx.table.reached()
         if grad_BD is not None:
             ctx.window.accumulate_pooled(ctx.number, grad_BD)
         return None, None, None, None, None

@@ -24,12 +24,15 @@ class RowExchange:
         tables: All sharded tables, by index.
         wants: By rank, the unique rows that it wants. Updates that are pending do not move them.
         what: The exchange's name.
+        urgent: Dense gradients give way to it.
 
     Attributes:
         wants: As given.
     """
 
-    def __init__(self, comm: Communicator, tables: list[ShardedTable], wants: Sequence[Wants], what: str) -> None:
+    def __init__(
+        self, comm: Communicator, tables: list[ShardedTable], wants: Sequence[Wants], what: str, urgent: bool = True
+    ) -> None:
         self._tables = tables
         self.wants = wants
         self._me = comm.rank
@@ -38,7 +41,12 @@ class RowExchange:
         self._sizes_by_rank = sizes
         send = torch.cat([p for piece in pieces for p in piece]) if any(pieces) else self._no_bytes(comm)
         self._handle: Handle = comm.all_to_all(
-            send, [sum(p.numel() for p in piece) for piece in pieces], [sum(s) for s in sizes], "rows", what
+            send,
+            [sum(p.numel() for p in piece) for piece in pieces],
+            [sum(s) for s in sizes],
+            "rows",
+            what,
+            urgent=urgent,
         )
 
     def land(self) -> None:

@@ -54,6 +54,8 @@ class ShardedTable:
         self.noted: list[Tensor] | None = None
         #: applies the update that is pending for the table, if there is one
         self.settle: Callable[[], None] = lambda: None
+        #: called in backward when it reaches a look-up
+        self.reached: Callable[[], None] = lambda: None
 
     @property
     def shard_Vd(self) -> Tensor:

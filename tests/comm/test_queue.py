@@ -138,7 +138,7 @@ def test_every_slot_gives_way_for_a_bounded_time() -> None:
     """Urgent exchanges may wait for a rank that waits for this slot: the pause has an end, and each slot makes one."""
     world, paused = World(), []
     world.queue = LowPriorityQueue(world.comm, pause=0.25)
-    world.comm.give_way = lambda seconds: paused.append((seconds, list(world.issued)))  # type: ignore[method-assign]
+    world.comm.give_way = lambda seconds, rate: paused.append((seconds, list(world.issued)))  # type: ignore[method-assign]
     world.append(2)
     world.ready(0, 1)
     world.exchanges[1].slot.wait()

@@ -84,7 +84,7 @@ def test_nothing_travels_where_nobody_knows() -> None:
         ahead.tell(outlook(mine), 0, 0)
         ahead.hear()
         ahead.ask()
-        assert not hasattr(comm, "sent") and ahead.is_answered()
+        assert not hasattr(comm, "sent")
         assert ahead.plan() == ahead.nothing == Plan((None, None))
 
 
@@ -96,7 +96,6 @@ def test_asked_once_a_step() -> None:
         ahead.hear()
         ahead.ask()
         ahead.ask()
-        assert not ahead.is_answered()
         assert [i.tolist() for i in ahead.plan().ids[0] or ()] == [[4]]
     assert comm.issued("all_to_all") == ["ids of the next step"] * 2
 

@@ -42,7 +42,7 @@ class Rank(TwinCommunicator):
         super().__init__(world_size, rank)
         self.world = world
 
-    def all_to_all(self, send, send_splits, receive_splits, kind, what, low_priority=False) -> Handle:  # type: ignore[no-untyped-def]
+    def all_to_all(self, send, send_splits, receive_splits, kind, what, low_priority=False, urgent=True) -> Handle:  # type: ignore[no-untyped-def]
         assert kind == "rows" and not low_priority and len(self.world.sent) == self.rank
         assert send.numel() == sum(send_splits)
         self.world.sent.append((send, list(send_splits)))
