@@ -20,6 +20,8 @@ from lightning_embrace.monitor.timeline import Moment, Profiled, Recorder
 PAUSE_SECONDS = 50e-3
 #: exchanges on the wire at the same time: two keep the link busy while the next one is prepared
 _IN_FLIGHT = 2
+#: what an exchange counts for the rate, of what the one after it does
+_MEMORY = 0.8
 
 
 class Slot:
@@ -107,6 +109,7 @@ class LowPriorityQueue:
         self._starved = 0.0
         self._starving_since: float | None = None
         self._free_at = 0.0
+        self._landed = self._took = 0.0
 
     def append(self, slots: Iterable[Slot]) -> None:
         """Adds slots at the end."""
@@ -238,11 +241,13 @@ class LowPriorityQueue:
 
     def _measure(self, slot: Slot) -> None:
         now = time.monotonic()
-        seconds = now - max(slot.issued_at, self._free_at)  # the one before may have kept the wire until then
+        seconds = now - max(slot.issued_at, self._free_at)  # the one before had a share of the wire until then
         self._free_at = now
-        if slot.nbytes and seconds > 0:
-            rate = slot.nbytes / seconds
-            self.rate = rate if self.rate == 0 else 0.8 * self.rate + 0.2 * rate
+        if slot.nbytes:
+            # a quotient of sums: two that share the wire end together, the second one in no time, as it seems
+            self._landed = _MEMORY * self._landed + slot.nbytes
+            self._took = _MEMORY * self._took + seconds
+            self.rate = self._landed / self._took if self._took > 0 else 0.0
 
 
 class InlineQueue:

@@ -16,7 +16,7 @@ SMALL_BYTES = 1 << 20
 #: what travels at once, at most and at least
 CHUNK_BYTES = (1 << 18, 4 << 20)
 #: how long a chunk should take: an urgent exchange soon has the link to itself, and latency is small beside it
-CHUNK_SECONDS = 100e-3
+CHUNK_SECONDS = 50e-3
 
 
 class Member(NamedTuple):

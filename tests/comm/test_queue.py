@@ -239,6 +239,21 @@ def test_the_rate_of_the_wire(world: World) -> None:
     assert 0 < world.queue.rate <= 1000 / 0.01
 
 
+def test_two_that_share_the_wire_do_not_make_it_look_faster(world: World) -> None:
+    """Regression: of two in flight the second one ended right after the first, and seemed to have taken no time; chunks
+    were made as large as a wire ten times as fast would have them, and what was needed first waited behind two."""
+    first, second = world.append(2, ends=False)
+    for exchange in (first, second):
+        exchange.slot.nbytes = 1000
+    world.ready(0, 1)
+    assert eventually(lambda: len(world.issued) == 2)
+    time.sleep(0.05)
+    second.end.set()
+    first.end.set()
+    second.slot.wait()
+    assert 0 < world.queue.rate <= 2500 / 0.05  # the second one counts a little more
+
+
 def test_inline() -> None:
     """The same order in the calling thread, and an exchange that takes place when it is waited for."""
     queue, issued = InlineQueue(), []  # type: ignore[var-annotated]
