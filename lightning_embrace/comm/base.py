@@ -74,7 +74,8 @@ class Communicator(Protocol):
     def give_way(self, seconds: float, rate: float = 0.0) -> None:
         """Returns when no urgent AlltoAll is under way on this rank, at the latest after ``seconds`` and its time.
 
-        Bounded, because an urgent exchange may wait for a rank that waits for what comes after this call.
+        Bounded, because an urgent exchange may wait for a rank that waits for what comes after this call. Of its time,
+        half a second counts at most.
 
         Args:
             seconds: Waited for longest, beside what the exchange takes.

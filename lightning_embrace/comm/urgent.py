@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 # the pause between two looks
 _POLL_SECONDS = 0.5e-3
+# what an exchange is given at most: the rate is measured beside pauses like these, and each makes it smaller
+_LONGEST_SECONDS = 0.5
 
 
 class Urgent:
@@ -29,7 +31,11 @@ class Urgent:
         begun = time.monotonic()
         while True:
             waited = time.monotonic() - begun
-            bounds = [seconds + (n / rate if rate > 0 else 0.0) for done, n in self._exchanges if not done()]
+            bounds = [seconds + _seconds(n, rate) for done, n in self._exchanges if not done()]
             if not any(waited < bound for bound in bounds):
                 return
             time.sleep(_POLL_SECONDS)
+
+
+def _seconds(nbytes: int, rate: float) -> float:
+    return min(_LONGEST_SECONDS, nbytes / rate) if rate > 0 else 0.0

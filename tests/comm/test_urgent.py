@@ -35,3 +35,11 @@ def test_the_time_that_the_bytes_take_is_allowed_for() -> None:
     urgent.add(lambda: False, 1000)
     assert waited(urgent, 0.01, 10_000.0) >= 0.11
     assert waited(urgent, 0.01, 0.0) >= 0.01  # not known: bounded all the same
+
+
+def test_the_pause_is_bounded_whatever_the_rate() -> None:
+    """Regression: a rank looked up a row outside of steps and waited for delayed gradients, which another one held back
+    for rows that waited for the first. The pause itself made the wire look slow, and so itself longer."""
+    urgent = Urgent()
+    urgent.add(lambda: False, 10**12)
+    urgent.wait(0.01, 1e-6)  # would not return
