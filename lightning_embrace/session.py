@@ -229,14 +229,16 @@ class Session:
         self._dense.send_rest()
         self.pending.settle_all()
         parts = (self._gradients, self._replicated)
-        header = [value for part in parts for value in part.header()]
         arrivals = self._dense.arrivals() if self.schedule.horizontal else []
-        header += [*arrivals, int(self._queue.rate), int(self.wants_stop)]
+        own = [*arrivals, int(self._queue.rate), int(self.wants_stop)]
+        header = [value for part in parts for value in part.header()] + own
         rows = self.comm.gather(torch.tensor(header), f"closing header of step {self.step}").wait().tolist()
-        self.stop_agreed = any([row.pop() for row in rows])
-        self._chunk = self._fixed_chunk or tuned_chunk(min(row.pop() for row in rows))
+        *arrived, rates, stops = zip(*(row[-len(own) :] for row in rows))
+        rows = [row[: -len(own)] for row in rows]
+        self.stop_agreed = any(stops)
+        self._chunk = self._fixed_chunk or tuned_chunk(min(rates))
         if self.schedule.horizontal:  # what is there when, in the next step
-            self._arrivals = [max(row.pop() for row in rows) for _ in arrivals][::-1]
+            self._arrivals = [max(of_block) for of_block in arrived]
         size = self._gradients.header_size
         next_rows = self.foresight.next_rows() if self.foresight is not None else {}
         touched = sum(t.window.touched_count() for t in self.tables)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_embrace.comm.base import Handle
-from lightning_embrace.comm.traffic import Traffic, ring_bytes
+from lightning_embrace.comm.traffic import Traffic, all_to_all_bytes, broadcast_bytes, ring_bytes
 
 Operation = Literal["gather", "all_to_all", "all_reduce", "broadcast", "wait"]
 
@@ -87,9 +87,7 @@ class TwinCommunicator:
         own = send.split(list(send_splits))[self.rank]
         assert list(receive_splits) == [own.numel()] * self.world_size, "twins send equal pieces"
         self.events.append(Event("all_to_all", what, send.numel()))
-        size = send.element_size()
-        received = (self.world_size - 1) * own.numel() * size
-        self.traffic.add(kind, (send.numel() - own.numel()) * size, received)
+        self.traffic.add(kind, *all_to_all_bytes(send_splits, receive_splits, self.rank, send.element_size()))
         return _Recorded(self.events, lambda: own.repeat(self.world_size), what)
 
     def all_reduce(self, flat: Tensor, kind: str, what: str, low_priority: bool = False) -> Handle:
@@ -102,8 +100,7 @@ class TwinCommunicator:
     def broadcast(self, flat: Tensor, kind: str, what: str) -> Handle:
         """Rank 0's tensor is this rank's."""
         self.events.append(Event("broadcast", what, flat.numel()))
-        size = flat.numel() * flat.element_size()
-        self.traffic.add(kind, size * (self.world_size - 1) if self.rank == 0 else 0, 0 if self.rank == 0 else size)
+        self.traffic.add(kind, *broadcast_bytes(flat.numel() * flat.element_size(), self.rank, self.world_size))
         return _Recorded(self.events, lambda: flat, what)
 
     def give_way(self, seconds: float, rate: float = 0.0) -> None:

@@ -18,15 +18,13 @@ from torch import Tensor
 
 from lightning_embrace.comm.base import Handle
 from lightning_embrace.comm.control import Control
+from lightning_embrace.comm.counting import CountingCommunicator, look_until
 from lightning_embrace.comm.horovod_install import load_horovod
 from lightning_embrace.comm.horovod_start import HorovodProcess
 from lightning_embrace.comm.torch_backend import ExchangeError, raise_cause
-from lightning_embrace.comm.traffic import Traffic, ring_bytes
-from lightning_embrace.comm.urgent import Urgent
+from lightning_embrace.comm.traffic import all_to_all_bytes, broadcast_bytes, ring_bytes
 from lightning_embrace.monitor.timeline import shown
 
-# the longest pause between two looks at an exchange; Horovod gives no other sign
-_POLL_SECONDS = 1e-3
 #: what carries an element whose bits are only moved: Horovod knows fewer dtypes than torch
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -59,14 +57,13 @@ class HorovodHandle:
     def wait(self) -> Tensor:
         """Blocks until done; see :class:`~lightning_embrace.comm.base.Handle`."""
         with shown(f"wait {self._what}"):
-            pause = 0.0
-            while not self.is_done():
-                self._comm.control.check()
-                if time.monotonic() > self._until:
-                    self._comm.time_out(self._what)
-                time.sleep(pause)
-                pause = min(pause + _POLL_SECONDS / 20, _POLL_SECONDS)
+            look_until(self.is_done, self._watch)
             return self._take()
+
+    def _watch(self) -> None:
+        self._comm.control.check()
+        if time.monotonic() > self._until:
+            self._comm.time_out(self._what)
 
     def _has_ended(self) -> bool:
         if self._result is not None or self._error is not None:
@@ -86,7 +83,7 @@ class HorovodHandle:
         return self._result
 
 
-class HorovodCommunicator:
+class HorovodCommunicator(CountingCommunicator):
     """Horovod for the exchanges of training, started here. Collective.
 
     Args:
@@ -112,24 +109,14 @@ class HorovodCommunicator:
         main_address: str,
         timeline: str | None = None,
     ) -> None:
-        self.rank = rank
-        self.world_size = world_size
-        self.device = device
+        super().__init__(rank, world_size, device, control)
         self.timeout = timeout
-        self.control = control
-        self.traffic = Traffic()
         self.horovod: Any = load_horovod()
         self._process = HorovodProcess(self.horovod, control, main_address, timeout, timeline)
         # the urgent ones and the others are issued by two threads, each in an order that is the same on all ranks
         self._issued = {False: 0, True: 0}
         #: no operation may begin any more; and Horovod has been ended here
         self._broken = self._ended = False
-        self._urgent = Urgent()
-        self._counting = threading.Lock()
-
-    def at_step(self, step: int) -> None:
-        """Notes the step, for errors."""
-        self.control.at_step(step)
 
     def gather(self, header_H: Tensor, what: str) -> Handle:
         """See :class:`~lightning_embrace.comm.base.Communicator`."""
@@ -156,9 +143,7 @@ class HorovodCommunicator:
         check_splits(send, send_splits, receive_splits, self.world_size, what)
         bits = send.detach().view(_SAME_SIZE[send.element_size()])
         splits = torch.tensor(send_splits, dtype=torch.int32)
-        size = send.element_size()
-        sent = (sum(send_splits) - send_splits[self.rank]) * size
-        came = (sum(receive_splits) - receive_splits[self.rank]) * size
+        sent, came = all_to_all_bytes(send_splits, receive_splits, self.rank, send.element_size())
         self._count(kind, sent, came)
 
         def finish(received: tuple[Tensor, Tensor]) -> Tensor:
@@ -196,22 +181,10 @@ class HorovodCommunicator:
     def broadcast(self, flat: Tensor, kind: str, what: str) -> Handle:
         """See :class:`~lightning_embrace.comm.base.Communicator`."""
         bits = flat.detach().view(_SAME_SIZE[flat.element_size()])
-        size = flat.numel() * flat.element_size()
-        if self.rank == 0:
-            self._count(kind, size * (self.world_size - 1), 0)
-        else:
-            self._count(kind, 0, size)
+        self._count(kind, *broadcast_bytes(flat.numel() * flat.element_size(), self.rank, self.world_size))
         return self._issue(
             what, lambda name: self.horovod.broadcast_async_(bits, root_rank=0, name=name), lambda _: flat
         )
-
-    def give_way(self, seconds: float, rate: float = 0.0) -> None:
-        """See :class:`~lightning_embrace.comm.base.Communicator`."""
-        self._urgent.wait(seconds, rate)
-
-    def fail(self, error: BaseException) -> None:
-        """See :class:`~lightning_embrace.comm.base.Communicator`."""
-        self.control.fail_here(error)
 
     def close(self) -> None:
         """Ends Horovod. Call it when no exchange is under way on any rank, and after a barrier."""
@@ -243,10 +216,6 @@ class HorovodCommunicator:
         """
         self._broken = True
         raise_cause(error, self.control, what)
-
-    def _count(self, kind: str, sent: int, received: int) -> None:
-        with self._counting:  # low-priority exchanges are issued by a thread of their own
-            self.traffic.add(kind, sent, received)
 
     def _issue(
         self,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -16,14 +14,12 @@ from torch import Tensor
 from lightning_embrace.comm.base import Handle
 from lightning_embrace.comm.breaking import break_group
 from lightning_embrace.comm.control import Control, RankFailedError
-from lightning_embrace.comm.traffic import Traffic, ring_bytes
-from lightning_embrace.comm.urgent import Urgent
+from lightning_embrace.comm.counting import CountingCommunicator, look_until
+from lightning_embrace.comm.traffic import all_to_all_bytes, broadcast_bytes, ring_bytes
 from lightning_embrace.monitor.timeline import shown
 
 # how long one wait may last before the control channel is asked whether another rank has failed
 _SLICE = timedelta(seconds=0.5)
-# the longest pause between two looks at an exchange on a CUDA stream
-_POLL_SECONDS = 1e-3
 # a broken connection is seen before the reason for it has travelled
 _REASON_SECONDS = 3.0
 
@@ -86,7 +82,8 @@ def wait_for(work: Any, control: Control, what: str, *, on_stream: bool = False)
     """
     try:
         if on_stream:
-            _poll(work, control)
+            look_until(work.is_completed, control.check)
+            control.check()  # the end of what was aborted because of a failure
             work.wait()
         else:
             while not _done_within_slice(work):
@@ -95,15 +92,6 @@ def wait_for(work: Any, control: Control, what: str, *, on_stream: bool = False)
         raise
     except RuntimeError as error:
         raise_cause(error, control, what)
-
-
-def _poll(work: Any, control: Control) -> None:
-    pause = 0.0
-    while not work.is_completed():
-        control.check()
-        time.sleep(pause)
-        pause = min(pause + _POLL_SECONDS / 20, _POLL_SECONDS)
-    control.check()  # the end of what was aborted because of a failure
 
 
 def _done_within_slice(work: Any) -> bool:
@@ -138,7 +126,7 @@ def raise_cause(error: RuntimeError, control: Control, what: str) -> NoReturn:
     ) from error
 
 
-class TorchCommunicator:
+class TorchCommunicator(CountingCommunicator):
     """torch.distributed on two process groups of our own, so that nobody else's collectives come between.
 
     Args:
@@ -153,11 +141,7 @@ class TorchCommunicator:
     def __init__(
         self, rank: int, world_size: int, device: torch.device, backend: str, timeout: timedelta, control: Control
     ) -> None:
-        self.rank = rank
-        self.world_size = world_size
-        self.device = device
-        self.traffic = Traffic()
-        self.control = control
+        super().__init__(rank, world_size, device, control)
         self._on_stream = backend == "nccl"
         if self._on_stream:
             # two communicators at once: their kernels start in the order in which this process launched them
@@ -165,12 +149,6 @@ class TorchCommunicator:
         # urgent exchanges (rows and their gradients) must not queue behind large AllReduces
         self._sparse = dist.new_group(timeout=timeout, backend=backend, pg_options=_group_options(backend, timeout))
         self._dense = dist.new_group(timeout=timeout, backend=backend)
-        self._urgent = Urgent()
-        self._counting = threading.Lock()
-
-    def at_step(self, step: int) -> None:
-        """Notes the step, for errors."""
-        self.control.at_step(step)
 
     def gather(self, header_H: Tensor, what: str) -> Handle:
         """See :class:`~lightning_embrace.comm.base.Communicator`."""
@@ -206,9 +184,7 @@ class TorchCommunicator:
             group=self._dense if low_priority else self._sparse,
             async_op=True,
         )
-        size = send.element_size()
-        sent = (sum(send_splits) - send_splits[self.rank]) * size
-        came = (sum(receive_splits) - receive_splits[self.rank]) * size
+        sent, came = all_to_all_bytes(send_splits, receive_splits, self.rank, send.element_size())
         if urgent and not low_priority:
             self._urgent.add(work.is_completed, max(sent, came))
         self._count(kind, sent, came)
@@ -225,20 +201,8 @@ class TorchCommunicator:
     def broadcast(self, flat: Tensor, kind: str, what: str) -> Handle:
         """See :class:`~lightning_embrace.comm.base.Communicator`."""
         work = self._issue(what, dist.broadcast, flat, src=0, group=self._sparse, async_op=True)
-        size = flat.numel() * flat.element_size()
-        if self.rank == 0:
-            self._count(kind, size * (self.world_size - 1), 0)
-        else:
-            self._count(kind, 0, size)
+        self._count(kind, *broadcast_bytes(flat.numel() * flat.element_size(), self.rank, self.world_size))
         return self._handle(work, flat, what)
-
-    def give_way(self, seconds: float, rate: float = 0.0) -> None:
-        """See :class:`~lightning_embrace.comm.base.Communicator`."""
-        self._urgent.wait(seconds, rate)
-
-    def fail(self, error: BaseException) -> None:
-        """See :class:`~lightning_embrace.comm.base.Communicator`."""
-        self.control.fail_here(error)
 
     def close(self) -> None:
         """Gives the process groups back. Call it when no exchange is under way on any rank."""
@@ -250,10 +214,6 @@ class TorchCommunicator:
         """Ends after a failure: what is under way raises, for this process could not end before it has."""
         break_group(self._sparse)
         break_group(self._dense)
-
-    def _count(self, kind: str, sent: int, received: int) -> None:
-        with self._counting:  # low-priority exchanges are issued by a thread of their own
-            self.traffic.add(kind, sent, received)
 
     def _handle(self, work: Any, result: Tensor, what: str, to_cpu: bool = False) -> TorchHandle:
         return TorchHandle(work, result, self.control, what, self._on_stream, to_cpu)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_embrace.comm.base import Communicator, Handle
-from lightning_embrace.comm.traffic import Traffic, ring_bytes
+from lightning_embrace.comm.traffic import Traffic, all_to_all_bytes, broadcast_bytes, ring_bytes
 from lightning_embrace.monitor.span import Lane
 from lightning_embrace.monitor.timeline import Exchange, Timeline
 
@@ -98,9 +98,7 @@ class TracedCommunicator:
         urgent: bool = True,
     ) -> Handle:
         """See :class:`~lightning_embrace.comm.base.Communicator`."""
-        sent, received = (
-            (sum(splits) - splits[self.rank]) * send.element_size() for splits in (send_splits, receive_splits)
-        )
+        sent, received = all_to_all_bytes(send_splits, receive_splits, self.rank, send.element_size())
         return self._traced(
             lambda: self.inner.all_to_all(send, send_splits, receive_splits, kind, what, low_priority, urgent),
             self.timeline.queued(what, _lane(low_priority), kind, sent, received=received),
@@ -116,8 +114,7 @@ class TracedCommunicator:
 
     def broadcast(self, flat: Tensor, kind: str, what: str) -> Handle:
         """See :class:`~lightning_embrace.comm.base.Communicator`."""
-        size = _size(flat)
-        sent, received = (size * (self.world_size - 1), 0) if self.rank == 0 else (0, size)
+        sent, received = broadcast_bytes(_size(flat), self.rank, self.world_size)
         return self._traced(
             lambda: self.inner.broadcast(flat, kind, what),
             self.timeline.queued(what, _lane(False), kind, sent, received=received),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 
 class Traffic:
@@ -53,3 +54,15 @@ class Traffic:
 def ring_bytes(payload: int, world_size: int) -> int:
     """Bytes one rank sends in a ring AllReduce of ``payload`` bytes: 2·(N−1)/N of it."""
     return 2 * (world_size - 1) * payload // world_size
+
+
+def all_to_all_bytes(
+    send_splits: Sequence[int], receive_splits: Sequence[int], rank: int, itemsize: int
+) -> tuple[int, int]:
+    """Bytes that ``rank`` sends to others and receives from others in an AlltoAll of such elements."""
+    return (sum(send_splits) - send_splits[rank]) * itemsize, (sum(receive_splits) - receive_splits[rank]) * itemsize
+
+
+def broadcast_bytes(payload: int, rank: int, world_size: int) -> tuple[int, int]:
+    """Bytes that ``rank`` sends and receives in a broadcast of ``payload`` bytes from rank 0."""
+    return (payload * (world_size - 1), 0) if rank == 0 else (0, payload)

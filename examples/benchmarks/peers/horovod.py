@@ -9,7 +9,6 @@ defaults.
 from __future__ import annotations
 
 import os
-import socket
 from datetime import timedelta
 from typing import Any
 
@@ -86,17 +85,9 @@ def _start(number: int, ranks: int) -> RendezvousServer | None:
     if LINK_VARIABLE in os.environ:
         # Horovod forgets its interface when it connects a process set, the one of all ranks included, and takes the
         # address that the host name has: in a namespace that is loopback, where nobody is.
-        kernel.take_host_name(_address_towards(address))
+        kernel.take_host_name(kernel.address_towards(address))
     hvd.init()
     return server
-
-
-def _address_towards(other: str) -> str:
-    """This rank's address on the way to another."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        s.connect((other, 9))  # sends nothing
-        address: str = s.getsockname()[0]
-    return address
 
 
 def environment(number: int, ranks: int, address: str, port: int) -> dict[str, str]:

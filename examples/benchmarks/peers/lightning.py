@@ -16,7 +16,6 @@ from examples.benchmarks.peers import PEERS
 from examples.benchmarks.peers.profiled import StepProfiler
 from examples.benchmarks.peers.watch import Watch
 from examples.benchmarks.work import Work, rank
-from lightning_embrace.comm.horovod_variables import address_towards
 
 
 class _Measure(Callback):
@@ -96,7 +95,7 @@ def _over_horovod(job: Job) -> bool:
     if job.peer != "embrace-horovod":
         return False
     if LINK_VARIABLE in os.environ:  # see `horovod.py`: Horovod takes the address that the host name has
-        kernel.take_host_name(address_towards(os.environ["MASTER_ADDR"]) or "")
+        kernel.take_host_name(kernel.address_towards(os.environ["MASTER_ADDR"]))
     return True
 
 
