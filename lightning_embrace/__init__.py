@@ -5,8 +5,9 @@ from lightning_embrace.registry import register
 register()  # before the modules below import Lightning: it notes what the program itself has imported
 
 from lightning_embrace.comm.control import RankFailedError  # noqa: E402
+from lightning_embrace.dryrun import plan_of  # noqa: E402
 from lightning_embrace.horovodrun import HorovodEnvironment  # noqa: E402
 from lightning_embrace.strategy import EmbRaceStrategy  # noqa: E402
 
-__all__ = ["EmbRaceStrategy", "HorovodEnvironment", "RankFailedError"]
+__all__ = ["EmbRaceStrategy", "HorovodEnvironment", "RankFailedError", "plan_of"]
 __version__ = "0.1.0.dev0"

@@ -35,6 +35,17 @@ def gather_optimizer_state(
     return state_dict
 
 
+def whole_state_bytes(tables: list[ShardedTable], optimizer: Optimizer) -> int:
+    """Bytes that the whole of an optimizer's table states takes."""
+    need = 0
+    for table in tables:
+        for value in optimizer.state.get(table.parameter, {}).values():
+            if _is_sharded(table, value):
+                rows = value._nnz() if value.is_sparse else table.rows
+                need += rows * table.columns * value.element_size()
+    return need
+
+
 def shard_optimizer_state(
     tables: list[ShardedTable], optimizer: Optimizer, state_dict: dict[str, Any]
 ) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from lightning_embrace.lookahead.reasons import LoaderKind
 from lightning_embrace.mixin import Base
 from lightning_embrace.monitor.files import horovod_path
 from lightning_embrace.namespaces import Namespace
+from lightning_embrace.tables.parked import parked_tables
 
 
 class DistributedMixin(Base):
@@ -114,8 +115,12 @@ class DistributedMixin(Base):
         if not dist.is_initialized():
             self._join_default_group()
         self._failed = self._stopping = False
+        self._connection = self._connect()
+
+    def _connect(self) -> Connection:
+        """Meets the other ranks. Collective."""
         assert self.cluster_environment is not None
-        self._connection = Connection(
+        return Connection(
             self.global_rank,
             self.world_size,
             self.root_device,
@@ -160,7 +165,9 @@ class DistributedMixin(Base):
 
     def _check_same_model(self, communicator: Communicator, model: nn.Module) -> None:
         """Ranks with different models would exchange tensors of different sizes."""
-        described = [(n, tuple(p.shape), str(p.dtype)) for n, p in model.named_parameters()]
+        # each rank has other columns of what was built as columns
+        whole = {id(t.parameter): (t.rows, t.columns) for t in parked_tables(model)}
+        described = [(n, whole.get(id(p), tuple(p.shape)), str(p.dtype)) for n, p in model.named_parameters()]
         described += [(n, tuple(b.shape), str(b.dtype)) for n, b in model.named_buffers()]
         print_ = zlib.crc32(repr(described).encode())
         prints = communicator.gather(torch.tensor([print_]), "fingerprint of the model").wait().flatten().tolist()

@@ -10,19 +10,26 @@ from torch import nn
 from lightning_embrace.namespaces import Namespace
 from lightning_embrace.tables.find import TableSpec
 from lightning_embrace.tables.modules import is_sharded
+from lightning_embrace.tables.parked import is_parked
 
 #: Lightning's callbacks that copy the whole model before training and average or exchange all its parameters
 _AVERAGING = ("StochasticWeightAveraging", "WeightAveraging")
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuses a model that an interrupted fit has left sharded.
+    """Refuses a model that an interrupted fit has left sharded, and one whose tables have no memory.
 
     Raises:
-        ValueError: It has.
+        ValueError: It has, or they have none.
     """
     for name, module in model.named_modules():
-        if is_sharded(module):
+        weight = module._parameters.get("weight")
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and weight is not None and weight.is_meta:
+            raise ValueError(
+                f"Table {name!r} is on the meta device. Build it in `configure_model`, without `torch.device('meta')`:"
+                " there each rank makes and initialises its own columns only."
+            )
+        if is_sharded(module) and not is_parked(module):
             raise ValueError(
                 f"Table {name!r} is still sharded: an earlier fit of this model ended with an exception and nothing was"
                 " gathered after it. Build the model anew and load its last checkpoint."

@@ -9,12 +9,12 @@ from typing import Any
 from torch.optim import Optimizer
 
 from lightning_embrace.checkpoint import shard_optimizer_state
-from lightning_embrace.mixin import Base
+from lightning_embrace.construction import ConstructionMixin
 from lightning_embrace.session import Session
 from lightning_embrace.tables.modules import is_sharded
 
 
-class SavingMixin(Base):
+class SavingMixin(ConstructionMixin):
     """State dicts and checkpoint files of a strategy."""
 
     _session: Session | None
@@ -27,27 +27,34 @@ class SavingMixin(Base):
 
         Returns:
             The state dict that plain training would have.
+
+        Raises:
+            ValueError: Tables that were built as columns would not fit as a whole.
         """
-        assert self.lightning_module is not None
-        if self._session is None:
-            return self.lightning_module.state_dict()
-        return self._session.full_state_dict(to_all=True)
+        return self._full_state_dict(to_all=True)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """What Lightning saves: whole tables on rank 0. Collective."""
-        assert self.lightning_module is not None
         self._refuse_to_save_after_failure()
-        if self._session is None:
-            return self.lightning_module.state_dict()
-        return self._session.full_state_dict()
+        return self._full_state_dict(to_all=False)
+
+    def _full_state_dict(self, to_all: bool) -> dict[str, Any]:
+        assert self.lightning_module is not None
+        if self._session is not None:
+            return self._session.full_state_dict(to_all)
+        with self._shards_between_runs() as shards:
+            return self.lightning_module.state_dict() if shards is None else shards.full_state_dict(to_all)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """What Lightning saves: whole table states on rank 0. Collective."""
         optimizer = getattr(optimizer, "_optimizer", optimizer)
         self._refuse_to_save_after_failure()
-        if self._session is None:
-            return super().optimizer_state(optimizer)
-        return self._session.full_optimizer_state(optimizer)
+        if self._session is not None:
+            return self._session.full_optimizer_state(optimizer)
+        with self._shards_between_runs() as shards:
+            if shards is None:
+                return super().optimizer_state(optimizer)
+            return shards.full_optimizer_state(optimizer, to_all=False)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Loads full optimizer states, each rank its columns."""

@@ -9,23 +9,33 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_embrace.checkpoint import gather_optimizer_state, restore_optimizer
+from lightning_embrace.checkpoint import gather_optimizer_state, restore_optimizer, whole_state_bytes
 from lightning_embrace.comm.base import Communicator
+from lightning_embrace.memory import UNKNOWN, available_bytes, check_room
 from lightning_embrace.tables.find import TableSpec
 from lightning_embrace.tables.headers import Act, act_together
 from lightning_embrace.tables.lookup import Source, TableHandle
 from lightning_embrace.tables.modules import give_back, take_over
+from lightning_embrace.tables.parked import park
 from lightning_embrace.tables.shard import gather_columns, scatter_columns
 from lightning_embrace.tables.state import shard_as_dtensor
 from lightning_embrace.tables.table import ShardedTable
 
+#: the cure where whole tables do not fit
+SAVE_SHARDS = (
+    "Save the columns that each rank has: call `torch.distributed.checkpoint.save(module.state_dict(),"
+    " checkpoint_id=folder)` on every rank, in `on_train_epoch_end` say, and load them into the same state dict with"
+    " `torch.distributed.checkpoint.load`; and set Trainer(enable_checkpointing=False)."
+)
+
 
 class Shards:
-    """Turns whole tables into this rank's columns, and back.
+    """Turns whole tables into this rank's columns, and back. What was built as columns stays so.
 
     Args:
         model: The model.
-        specs: Its tables; those that are to be sharded are. Collective.
+        specs: Its tables; those that are to be sharded are, and those that were built as columns and are not to be
+            sharded are made whole. Collective.
         comm: Carries the exchanges.
         source: Where look-ups get their rows.
         wire_dtype: dtype of rows and gradients on the wire, None: the table's.
@@ -45,6 +55,9 @@ class Shards:
         self._shown: dict[int, Tensor] = {}
         self._originals: list[Tensor] = []
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        for spec in specs:
+            if spec.born and spec.place != "sharded":
+                self._make_whole(spec)
         self.tables = [self._shard(index, spec, source, wire_dtype) for index, spec in enumerate(self._specs)]
 
     @contextmanager
@@ -62,7 +75,14 @@ class Shards:
 
     def full_state_dict(self, to_all: bool) -> dict[str, Tensor]:
         """The model's state dict with whole tables, on rank 0 or on all ranks. Collective."""
-        act_together(self._comm, Act.STATE)
+        with self.whole(to_all):
+            # the model's own `state_dict`, overridden or not, sees whole tables as in plain training
+            return self._model.state_dict()
+
+    @contextmanager
+    def whole(self, to_all: bool = False) -> Iterator[None]:
+        """State dicts that are made inside have whole tables, on rank 0 or on all ranks. Collective."""
+        self._begin_gathering(sum(s.nbytes for s in self._specs), "whole tables", to_all)
         shown: dict[int, Tensor] = {}
         for table in self.tables:
             full = gather_columns(self._comm, table, table.shard_Vd, to_all)
@@ -70,8 +90,7 @@ class Shards:
             shown[table.index] = table.shard_Vd if full is None else full
         self._shown = shown
         try:
-            # the model's own `state_dict`, overridden or not, sees whole tables as in plain training
-            return self._model.state_dict()
+            yield
         finally:
             self._shown = {}
 
@@ -82,28 +101,33 @@ class Shards:
 
     def full_optimizer_state(self, optimizer: Optimizer, to_all: bool) -> dict[str, object]:
         """An optimizer's state dict with whole tables, on rank 0 or on all ranks. Collective."""
-        act_together(self._comm, Act.STATE)
+        self._begin_gathering(whole_state_bytes(self.tables, optimizer), "the optimizer's whole states", to_all)
         return gather_optimizer_state(self._comm, self.tables, optimizer, to_all)
 
     def unshard(self, optimizers: list[Optimizer]) -> None:
-        """Puts whole tables and their optimizer state back, on every rank. Collective."""
+        """Puts whole tables and their optimizer state back, on every rank; not those that never were. Collective."""
         act_together(self._comm, Act.TEARDOWN)
+        given = [table for table, spec in zip(self.tables, self._specs) if not spec.born]
         for optimizer in optimizers:
-            restore_optimizer(self._comm, self.tables, optimizer)
+            restore_optimizer(self._comm, given, optimizer)
         for table in self.tables:
+            table.parameter.grad = None
+        for table in given:
             full = gather_columns(self._comm, table, table.shard_Vd, to_all=True)
             assert full is not None
-            table.parameter.grad = None
             # on the CPU, where Lightning's teardown puts everything: one GPU may not hold the whole
             table.parameter.data = full
         self.give_back()
 
     def give_back(self) -> None:
-        """The modules look up in their own weights again."""
+        """The modules look up in their own weights again, or nowhere if these are columns."""
         self.remove_hooks()
-        for spec in self._specs:
+        for table, spec in zip(self.tables, self._specs):
             for module in spec.lookups():
-                give_back(module)
+                if spec.born:
+                    park(module, table)
+                else:
+                    give_back(module)
 
     def remove_hooks(self) -> None:
         """Leaves the parameters as they were found."""
@@ -118,13 +142,34 @@ class Shards:
         _, columns = spec.shape
         table = ShardedTable(index, spec.name, parameter, spec.sparse, columns, comm.rank, comm.world_size, wire_dtype)
         self._originals.append(parameter.data)
-        parameter.data = scatter_columns(comm, table, parameter.data)
+        if spec.born:
+            parameter.data = parameter.data.to(comm.device)
+        else:
+            parameter.data = scatter_columns(comm, table, parameter.data)
         table.forget()
         handle = TableHandle(table, source)
         for module in spec.lookups():
             take_over(module, handle)
         self._hooks.append(parameter.register_post_accumulate_grad_hook(_refuse_gradient(spec.name)))
         return table
+
+    def _make_whole(self, spec: TableSpec) -> None:
+        """Puts a table together that was built as columns before it was known what else uses it."""
+        comm, parameter = self._comm, spec.parameter
+        _, columns = spec.shape
+        table = ShardedTable(0, spec.name, parameter, spec.sparse, columns, comm.rank, comm.world_size)
+        full = gather_columns(comm, table, table.shard_Vd, to_all=True)
+        assert full is not None
+        parameter.data = full.to(parameter.device)
+        for module in spec.lookups():
+            give_back(module)
+
+    def _begin_gathering(self, need: int, what: str, to_all: bool) -> None:
+        """Refuses, on every rank, what does not fit; tables that were whole before have shown that they do."""
+        rooms = [room for [room] in act_together(self._comm, Act.STATE, [available_bytes()])]
+        if any(spec.born for spec in self._specs):
+            room = min((r for r in (rooms if to_all else rooms[:1]) if r != UNKNOWN), default=UNKNOWN)
+            check_room(need, room, f"To gather {what} on {'every rank' if to_all else 'rank 0'}", SAVE_SHARDS)
 
 
 def _refuse_gradient(name: str) -> Callable[[Tensor], None]:

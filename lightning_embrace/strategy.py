@@ -18,6 +18,7 @@ from lightning_embrace.comm.connect import Connection
 from lightning_embrace.comm.serve import RowService
 from lightning_embrace.comm.traffic import Traffic
 from lightning_embrace.config import Communication, EmbRaceConfig, Lookahead, StartMethod, UnevenLoaders, WireDtype
+from lightning_embrace.construction import check_full_saves
 from lightning_embrace.distributed import DistributedMixin
 from lightning_embrace.failing import FailingMixin
 from lightning_embrace.lookahead.ahead import Lookahead as Ahead
@@ -34,7 +35,6 @@ from lightning_embrace.schedule.buffers import broadcast_tensors
 from lightning_embrace.schedule.order import Name, Schedule
 from lightning_embrace.session import Session
 from lightning_embrace.signals import Sigterm
-from lightning_embrace.tables.find import find_tables
 
 _TIMEOUT = timedelta(minutes=30)
 _MODULE = {"lightning.pytorch": "lightning_embrace", "pytorch_lightning": "lightning_embrace.pytorch_lightning"}
@@ -125,7 +125,7 @@ class EmbRaceMixin(SavingMixin, AnnouncingMixin, FailingMixin, DistributedMixin)
             if self._layer_sync:
                 self.model = self._layer_sync.apply(self.model)
         self.model = self.precision_plugin.convert_module(self.model)
-        specs = find_tables(self.model, self.config.tables) if fitting else []
+        specs = self._find_tables(fitting)
         check_callbacks(trainer.callbacks, specs, self.namespace)
         self._plan_printed = False
         self._connection.open_groups()
@@ -136,10 +136,14 @@ class EmbRaceMixin(SavingMixin, AnnouncingMixin, FailingMixin, DistributedMixin)
                 self.model_to_device()
                 self.setup_optimizers(trainer)
                 check_optimizers(self.optimizers, specs)
+                check_full_saves(session, self.optimizers, trainer.checkpoint_callbacks)
             for optimizer in self.optimizers:
                 session.watch(optimizer)
             self._relax(session, trainer)
             self._take_clipping(session)
+        elif specs:
+            self._open_session(specs)
+            self.model_to_device()
         else:
             self.model_to_device()
             states = [*self.model.parameters(), *self.model.buffers()]
@@ -188,6 +192,7 @@ class EmbRaceMixin(SavingMixin, AnnouncingMixin, FailingMixin, DistributedMixin)
                 with self._reporting():
                     self._end_in_order()
         finally:
+            self._let_tables_go()
             self._let_go()
             self._revert_layer_sync()
             super().teardown()

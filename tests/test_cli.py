@@ -126,14 +126,25 @@ def test_the_other_namespace(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """``python -m lightning_embrace`` offers LightningCLI's four commands, and says what a command lacks."""
+    """``python -m lightning_embrace`` offers LightningCLI's four commands and ``plan``, and says what one lacks."""
     monkeypatch.setattr("sys.argv", ["lightning_embrace", "--help"])
     with pytest.raises(SystemExit):
         lightning_embrace.cli.main()
     shown = capsys.readouterr().out
     assert shown.startswith("usage: python -m lightning_embrace ")
-    assert "{fit,validate,test,predict}" in shown
+    assert "{fit,validate,test,predict,plan}" in shown
     monkeypatch.setattr("sys.argv", ["lightning_embrace", "fit"])
     with pytest.raises(SystemExit):
         lightning_embrace.cli.main()
     assert "the following arguments are required: fit.model" in capsys.readouterr().err
+
+
+def test_plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """``plan`` shows a config's model on the ranks of its trainer, and nothing is allocated or started."""
+    command = "lightning_embrace plan --model tests.test_dryrun.Large --model.rows 80000000"
+    trainer = " --trainer.accelerator cpu --trainer.devices 8 --trainer.strategy embrace"
+    monkeypatch.setattr("sys.argv", (command + trainer).split())
+    lightning_embrace.cli.main()
+    shown = capsys.readouterr().out
+    assert "EmbRace on 8 ranks" in shown and "80,000,000 × 128" in shown
+    assert "5.12 GB" in shown and "sharded" in shown

@@ -10,6 +10,8 @@ from typing import Literal
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from lightning_embrace.tables.modules import handle_of
+
 #: tables below this many bytes cost less replicated than the latency of an exchange (``tables="auto"``)
 MIN_SHARD_BYTES = 1 << 20
 
@@ -30,6 +32,7 @@ class TableSpec:
         place: ``"sharded"`` (column-wise over the ranks); ``"replicated"`` (whole on every rank, gradient as rows or
             dense, whichever is fewer bytes); ``"dense"`` (tied: synchronised with the dense parameters); ``"frozen"``.
         reason: Why it lives there.
+        born: It was built as this rank's columns, in ``configure_model``.
     """
 
     name: str
@@ -40,6 +43,7 @@ class TableSpec:
     sparse: bool = False
     place: Place = "sharded"
     reason: str = ""
+    born: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -74,7 +78,9 @@ def find_tables(model: nn.Module, patterns: Literal["auto"] | Sequence[str]) -> 
                 computed.append(name)
                 continue
             _refuse_what_torch_refuses(name, module)
-            spec = specs.setdefault(id(weight), TableSpec(name, weight, (weight.shape[0], weight.shape[1])))
+            handle = handle_of(module)
+            shape = (weight.shape[0], weight.shape[1] if handle is None else handle.table.columns)
+            spec = specs.setdefault(id(weight), TableSpec(name, weight, shape, born=handle is not None))
             spec.modules[name] = module
             spec.sparse = spec.sparse or module.sparse
     for name, module in model.named_modules(remove_duplicate=False):
@@ -92,6 +98,13 @@ def find_tables(model: nn.Module, patterns: Literal["auto"] | Sequence[str]) -> 
         spec.place, spec.reason = _place(spec, patterns)
     _check_patterns(found, computed, patterns)
     return found
+
+
+def may_be_sharded(nbytes: int, patterns: Literal["auto"] | Sequence[str]) -> bool:
+    """Whether a table of which nothing but its size is known yet could turn out to be sharded."""
+    if patterns == "auto":
+        return nbytes >= MIN_SHARD_BYTES
+    return any(not pattern.startswith("!") for pattern in patterns)
 
 
 def _is_lookup(module: nn.Module, key: str) -> bool:

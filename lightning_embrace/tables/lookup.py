@@ -68,9 +68,9 @@ class TableHandle:
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Copies and pickles of the module come by here."""
         raise RuntimeError(
-            f"A copy or pickle of the module that holds table {self.table.name!r} was made during training, while the"
-            " table is sharded over the ranks. Copy the model before or after `fit`, save with"
-            " `trainer.save_checkpoint`, or keep the table whole:"
+            f"A copy or pickle of the module that holds table {self.table.name!r} was made while the table is sharded"
+            " over the ranks: during training, and after it too if it was built in `configure_model`. Copy the model"
+            " before or after `fit`, save with `trainer.save_checkpoint`, or keep the table whole:"
             f" EmbRaceStrategy(tables=['*', '!{self.table.name}'])."
         )
 

@@ -162,18 +162,20 @@ def _position(ids_U: Tensor, wanted: int | None) -> int | None:
 
 
 def take_over(module: nn.Module, handle: TableHandle) -> None:
-    """Makes a module look up in a sharded table.
+    """Makes a module look up in a sharded table; one that does so already looks up in this one from now on.
 
     Args:
         module: An ``nn.Embedding`` or ``nn.EmbeddingBag``, or a subclass of one.
         handle: Its table.
     """
+    module.__dict__["_embrace"] = handle
+    if is_sharded(module):
+        return
     sharded: type[nn.Module] = ShardedEmbedding if isinstance(module, nn.Embedding) else ShardedEmbeddingBag
     original = type(module)
     if original not in (nn.Embedding, nn.EmbeddingBag):
         # the user's forward() runs first and its super().forward() finds ours
         sharded = type(f"Sharded{original.__name__}", (original, sharded), {})
-    module.__dict__["_embrace"] = handle
     module.__dict__["_embrace_class"] = original
     module.__class__ = sharded
 
@@ -182,6 +184,11 @@ def give_back(module: nn.Module) -> None:
     """Undoes :func:`take_over`."""
     module.__class__ = module.__dict__.pop("_embrace_class")
     del module.__dict__["_embrace"]
+
+
+def handle_of(module: nn.Module) -> TableHandle | None:
+    """What a module keeps whose table is sharded."""
+    return module.__dict__.get("_embrace")
 
 
 def is_sharded(module: nn.Module) -> bool:
