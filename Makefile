@@ -79,6 +79,22 @@ network: $(INSTALLED)  ## Run the tests that need root and network namespaces
 test-horovod: $(INSTALLED_HOROVOD)  ## Run the tests that exchange over Horovod
 	$(BIN)/python -m pytest -m "horovod and not matrix" $(ARGS)
 
+.PHONY: matrix-horovod
+matrix-horovod: $(INSTALLED_HOROVOD)  ## Run the full matrix over Horovod; its log is kept in docs/logs/matrix-horovod.log
+	mkdir -p docs/logs
+	$(BIN)/python -m pytest -m "matrix and horovod" $(ARGS) 2>&1 | tee docs/logs/matrix-horovod.log
+
+# Of each test the log says how often it passed or failed.
+.PHONY: faults
+faults: $(INSTALLED_HOROVOD)  ## Run each fault over Horovod twenty times; counts are kept in docs/logs/horovod-faults.log
+	mkdir -p docs/logs
+	REPEAT=20 $(BIN)/python -m pytest -v -m "horovod and not matrix" $(ARGS) tests/faults 2>&1 | awk '{ print > "/dev/stderr" } \
+	    /^(platform|torch|=.* in )/ { print } \
+	    match($$0, / (PASSED|FAILED|ERROR) /) { \
+	      name = substr($$0, 1, RSTART - 1); sub(/[-[][0-9]+\]$$/, "", name); \
+	      count[substr($$0, RSTART + 1, 6) "  " name (name ~ /\[/ ? "]" : "")]++ } \
+	    END { for (test in count) print count[test], test | "sort -k 3" }' > docs/logs/horovod-faults.log
+
 .PHONY: test-peers
 test-peers: $(INSTALLED) peers  ## Run the tests of the benchmark's peers
 	$(BIN)/python -m pytest -m peers $(ARGS)

@@ -86,7 +86,7 @@ class DistributedMixin(Base):
             raise self.namespace.get_fabric("utilities.exceptions.MisconfigurationException")(str(error)) from error
         environment = environment_class(self.namespace)
         if self.cluster_environment is None and self.config.start_method == "popen" and environment.detect():
-            self.cluster_environment = environment()
+            self.cluster_environment = environment(self.config.timeout)
 
     def set_world_ranks(self) -> None:
         """Tells the cluster environment, and the rank-zero helpers, who this process is."""

@@ -6,6 +6,7 @@ import functools
 import os
 import socket
 import time
+from datetime import timedelta
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -13,11 +14,12 @@ from urllib.request import Request, urlopen
 import torch
 
 from lightning_embrace.comm.horovod_variables import address_towards
+from lightning_embrace.comm.torch_backend import ExchangeError
 from lightning_embrace.namespaces import LIGHTNING, Namespace
 
 # where rank 0 writes its address, in the store of horovodrun
 _KEY = "lightning_embrace/main"
-_MEETING_SECONDS = 120.0
+_MEETING = timedelta(minutes=2)
 
 
 class _HorovodEnvironmentMixin:
@@ -25,9 +27,13 @@ class _HorovodEnvironmentMixin:
 
     On the way to rank 0's address, horovodrun's own store is asked: rank 0 has put it there. ``MASTER_ADDR`` and
     ``MASTER_PORT`` come first where they are set.
+
+    Args:
+        timeout: How long the others wait for rank 0 to do so.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: timedelta = _MEETING) -> None:
+        self._timeout = timeout.total_seconds()
         self._main: tuple[str, int] | None = None
 
     @property
@@ -103,8 +109,24 @@ class _HorovodEnvironmentMixin:
                     "horovodrun has left no rendezvous, as it does under MPI. Set MASTER_ADDR to the first host and"
                     " MASTER_PORT to a free port there: `horovodrun -x MASTER_ADDR -x MASTER_PORT ...`."
                 )
-            self._main = _meet_at(f"http://{address}:{port}/{_KEY}", self._own() if self.global_rank() == 0 else None)
+            store, first = f"http://{address}:{port}/{_KEY}", self.global_rank() == 0
+            self._main = _tell(store, self._own(), self._timeout) if first else self._ask(store)
         return self._main
+
+    def _ask(self, store: str) -> tuple[str, int]:
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                with urlopen(store, timeout=self._timeout) as answer:
+                    return _address_of(answer.read().decode())
+            except HTTPError as error:
+                if error.code != 404 or time.monotonic() > deadline:
+                    raise ExchangeError(
+                        f"The exchange 'meeting of all ranks' failed on rank {self.global_rank()}: rank 0 has not said"
+                        f" at {store} where it can be reached, within the `timeout` of {self._timeout:g} s: {error}. It"
+                        " has not come so far, or has ended early: look for the first error in its output."
+                    ) from error
+                time.sleep(0.1)
 
     def _own(self) -> str:
         address = "127.0.0.1"
@@ -115,24 +137,13 @@ class _HorovodEnvironmentMixin:
             return f"{address} {probe.getsockname()[1]}"
 
 
-def _meet_at(url: str, own: str | None) -> tuple[str, int]:
-    """Rank 0 writes where it is, the others read it."""
-    deadline = time.monotonic() + _MEETING_SECONDS
-    if own is not None:
-        with urlopen(Request(url, data=own.encode(), method="PUT"), timeout=_MEETING_SECONDS):
-            pass
-    while own is None:
-        try:
-            with urlopen(url, timeout=_MEETING_SECONDS) as answer:
-                own = answer.read().decode()
-        except HTTPError as error:
-            if error.code != 404 or time.monotonic() > deadline:
-                raise RuntimeError(
-                    f"Rank 0 has not said at {url} where it can be reached, within {_MEETING_SECONDS:g} s: {error}."
-                    " Look for the first error in its output."
-                ) from error
-            time.sleep(0.1)
-    address, port = own.split()
+def _tell(store: str, own: str, timeout: float) -> tuple[str, int]:
+    with urlopen(Request(store, data=own.encode(), method="PUT"), timeout=timeout):
+        return _address_of(own)
+
+
+def _address_of(written: str) -> tuple[str, int]:
+    address, port = written.split()
     return address, int(port)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import http.server
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 
-from lightning_embrace import HorovodEnvironment
+from lightning_embrace import EmbRaceStrategy, HorovodEnvironment
+from lightning_embrace.comm.torch_backend import ExchangeError
 from lightning_embrace.horovodrun import devices_of, environment_class, nodes_of
 from lightning_embrace.namespaces import LIGHTNING, PYTORCH_LIGHTNING, Namespace
 
@@ -119,6 +121,22 @@ def test_ranks_meet_where_rank_0_says(started: pytest.MonkeyPatch, store: None) 
     mine = (first.main_address, first.main_port)
     waiting.join(30.0)
     assert found == [mine] and mine[0] == "127.0.0.1" and mine[1] > 0
+
+
+def test_rank_0_does_not_come(started: pytest.MonkeyPatch, store: None) -> None:
+    """The others end after the strategy's timeout, and say what they have waited for."""
+    environment = HorovodEnvironment(timedelta(seconds=0.3))
+    message = "'meeting of all ranks' failed on rank 3: rank 0 has not said at http.* within the `timeout` of 0.3 s"
+    with pytest.raises(ExchangeError, match=message):
+        _ = environment.main_address
+
+
+def test_the_strategy_lends_its_timeout(started: pytest.MonkeyPatch, store: None) -> None:
+    """Nobody gives it to the environment, which is chosen by itself."""
+    pytest.importorskip("horovod", reason="`make horovod` builds it")
+    strategy = EmbRaceStrategy(communication="horovod", timeout=timedelta(seconds=0.3))
+    with pytest.raises(ExchangeError, match=r"within the `timeout` of 0\.3 s"):
+        _ = strategy.cluster_environment.main_address
 
 
 def test_under_mpi_there_is_no_rendezvous(started: pytest.MonkeyPatch) -> None:

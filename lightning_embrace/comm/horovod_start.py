@@ -2,7 +2,8 @@
 
 The ranks have a torch.distributed group by then. It says that all are there (a peer that is missing makes Horovod abort
 the process), and tells where each one runs and where rank 0's rendezvous is. So nothing depends on the launcher: the
-Trainer's own, torchrun, Slurm and ``horovodrun`` lead to the same start. Under MPI, Horovod finds the ranks itself.
+Trainer's own, torchrun, Slurm and ``horovodrun`` lead to the same start. Under MPI, Horovod finds the ranks itself. A
+peer that is lost from then on is noticed by the control channel or ``timeout``.
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ import socket
 import stat
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 
 from lightning_embrace.comm import horovod_variables as v
 from lightning_embrace.comm.control import Control
+from lightning_embrace.comm.horovod_abort import abort_averted
 
 # how long one wait may last before the control channel is asked whether another rank has failed
 _SLICE_SECONDS = 0.2
@@ -42,7 +46,8 @@ class HorovodProcess:
 
     Raises:
         RankFailedError: Another rank failed meanwhile.
-        RuntimeError: Horovod numbers the ranks otherwise than torch.distributed does.
+        RuntimeError: Horovod has not started within ``timeout``, or a connection broke; or it numbers the ranks
+            otherwise than torch.distributed does.
     """
 
     def __init__(
@@ -50,23 +55,15 @@ class HorovodProcess:
     ) -> None:
         self._horovod = horovod
         self._control = control
-        before = _sockets()
+        self._timeout = timeout.total_seconds()
+        self._connections: dict[int, int] = {}
         settings = v.settings(timeout, timeline, os.environ)
         if v.under_mpi(horovod.gloo_built(), os.environ):
             with v.set_for_a_while(settings):
-                self._initialise()
+                self._start()
         else:
             with _rendezvous(main_address) as met, v.set_for_a_while({**met, **settings}):
-                self._initialise()
-                dist.barrier()  # the rendezvous ends when all have met
-        self._connections = {fd: inode for fd, inode in _sockets().items() if before.get(fd) != inode}
-        mine, theirs = (dist.get_rank(), dist.get_world_size()), (horovod.rank(), horovod.size())
-        if mine != theirs:
-            raise RuntimeError(
-                f"This is rank {mine[0]} of {mine[1]} for torch.distributed and rank {theirs[0]} of {theirs[1]} for"
-                " Horovod. Start the ranks with mpirun, and give the strategy a cluster_environment that numbers them"
-                " as MPI does."
-            )
+                self._start()
 
     def shut_down(self) -> None:
         """Ends it in good order. One rank's end ends it for all: call it after a barrier."""
@@ -86,6 +83,17 @@ class HorovodProcess:
         if not _in_thread(self._horovod.shutdown).wait(_END_SECONDS):
             _end_without_waiting()
 
+    def _start(self) -> None:
+        before = _sockets()
+        try:
+            self._initialise()
+            self._connections = {fd: inode for fd, inode in _sockets().items() if before.get(fd) != inode}
+            dist.barrier()  # the rendezvous ends when all have met
+            self._check_numbers()
+        except BaseException:
+            _end_without_waiting()
+            raise
+
     def _initialise(self) -> None:
         raised: list[BaseException] = []
 
@@ -95,15 +103,27 @@ class HorovodProcess:
             except BaseException as error:
                 raised.append(error)
 
-        done = _in_thread(run)
-        try:
+        until = time.monotonic() + self._timeout
+        with abort_averted() as thrown:
+            done = _in_thread(run)
             while not done.wait(_SLICE_SECONDS):
                 self._control.check()
-        except BaseException:
-            _end_without_waiting()
-            raise
+                if thrown.is_set():
+                    raise RuntimeError("one of Horovod's connections broke, or was not made in time")
+                if time.monotonic() > until:
+                    raise RuntimeError(f"it has not ended within {self._timeout:g} s, the `timeout`")
         if raised:
             raise raised[0]
+
+    def _check_numbers(self) -> None:
+        mine = (dist.get_rank(), dist.get_world_size())
+        theirs = (self._horovod.rank(), self._horovod.size())
+        if mine != theirs:
+            raise RuntimeError(
+                f"This is rank {mine[0]} of {mine[1]} for torch.distributed and rank {theirs[0]} of {theirs[1]} for"
+                " Horovod. Start the ranks with mpirun, and give the strategy a cluster_environment that numbers them"
+                " as MPI does."
+            )
 
 
 @contextmanager
@@ -125,8 +145,7 @@ def _rendezvous(main_address: str) -> Iterator[dict[str, str]]:
         yield v.of_place(rank, where, main_address, ports[0], v.interface_towards(main_address, len(set(hosts))))
     finally:
         if server is not None:
-            server.stop()
-            server._httpd.server_close()
+            _in_thread(partial(_stop, server))
 
 
 def _serve(where: Sequence[v.Place]) -> tuple[Any, int]:
@@ -142,6 +161,11 @@ def _serve(where: Sequence[v.Place]) -> tuple[Any, int]:
         ]
     )
     return server, port
+
+
+def _stop(server: Any) -> None:
+    server.stop()  # takes half a second: its loop has a look twice a second
+    server._httpd.server_close()
 
 
 def _in_thread(function: Any) -> threading.Event:

@@ -58,5 +58,5 @@ def test_equals_one_process_over_horovod(ranks: Callable[[int], Ranks], case: Ca
 @pytest.mark.matrix
 @pytest.mark.parametrize("case", [c for c in MATRIX if c.world_size > 1], ids=str)
 def test_equals_one_process_over_horovod_everywhere(ranks: Callable[[int], Ranks], case: Case) -> None:
-    """The same for the full matrix."""
-    check(ranks, case, STEPS, "horovod")
+    """The same for the full matrix. Horovod's own thread makes a step several times as dear as with torch."""
+    check(ranks, case, HOROVOD_STEPS, "horovod")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -16,11 +17,15 @@ from lightning.pytorch.callbacks import OnExceptionCheckpoint
 from torch import Tensor, nn
 
 from lightning_embrace import EmbRaceStrategy
+from lightning_embrace.comm.base import Done
 from lightning_embrace.comm.control import Control
+from lightning_embrace.comm.horovod_backend import HorovodCommunicator
 
 ROWS = 40
 #: where a rank can come to harm; "exchange=NAME" is the moment it enters the first exchange whose name holds NAME
 POINTS = (
+    "before_trainer",
+    "start_of_horovod",
     "setup",
     "configure_model",
     "configure_optimizers",
@@ -42,11 +47,11 @@ class Harm:
 
     Args:
         point: One of :data:`POINTS`, or ``"exchange=NAME"``.
-        kind: ``"kill"``, ``"raise"``, ``"stay"`` (raises, but its process goes on), ``"stop"``, ``"bad_id"`` or
-            ``"sleep"``.
+        kind: ``"kill"``, ``"raise"``, ``"stay"`` (raises, but its process goes on), ``"stop"``, ``"bad_id"``,
+            ``"sleep"`` or ``"skip"`` (leaves out the exchange, or the rest of the training step, and goes on).
         rank: The rank.
         step: Its training step, counted from 0.
-        seconds: How long ``"sleep"`` takes.
+        seconds: How long ``"sleep"`` takes; how long after Horovod's start has begun it comes to harm in it.
     """
 
     def __init__(self, point: str, kind: str, rank: int, step: int = 2, seconds: float = 5.0) -> None:
@@ -55,7 +60,7 @@ class Harm:
         self.done = False
 
     def at(self, point: str, step: int) -> bool:
-        """Comes to harm when this is the rank, the point and the step; says whether an id is to be a bad one."""
+        """Comes to harm when this is the rank, the point and the step; says whether the caller is to do it."""
         mine = int(os.environ.get("LOCAL_RANK", "0")) == self.rank
         if self.done or not mine or point != self.point or step < self.step:
             return False
@@ -68,7 +73,7 @@ class Harm:
             time.sleep(self.seconds)
         if self.kind in ("raise", "stay"):
             raise ValueError(f"harm at {point}")
-        return self.kind == "bad_id"
+        return self.kind in ("bad_id", "skip")
 
 
 class Late(LightningModule):
@@ -139,6 +144,23 @@ class Victim(Late):
         self.harm.at("after_optimizer", self.global_step)
 
 
+class Skipping(Late):
+    """In manual optimization, where nothing keeps a rank from leaving a step out."""
+
+    def __init__(self, harm: Harm) -> None:
+        super().__init__(harm)
+        self.automatic_optimization = False
+
+    def training_step(self, ids: Tensor, batch_idx: int) -> None:
+        loss = self(ids)
+        if self.harm.at("after_lookup", self.global_step):
+            return
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+
+
 class _Callback(Callback):
     def __init__(self, harm: Harm, alone: bool) -> None:
         self.harm, self.alone = harm, alone
@@ -172,8 +194,6 @@ class Loader:
 
 def _harm_in_exchange(harm: Harm) -> None:
     """Lets a rank come to harm as it enters an exchange."""
-    if not harm.point.startswith("exchange="):
-        return
     name = harm.point.removeprefix("exchange=")
     enter: Callable[..., None] = Control.at
 
@@ -183,6 +203,47 @@ def _harm_in_exchange(harm: Harm) -> None:
             harm.at(harm.point, harm.step if self.step is None else self.step)
 
     Control.at = at  # type: ignore[method-assign]
+
+
+def _skip_exchange_of_horovod(harm: Harm) -> None:
+    """Lets a rank leave out an exchange that needs no answer, and go on with what it has itself."""
+    name = harm.point.removeprefix("exchange=")
+    issue: Callable[..., Any] = HorovodCommunicator._issue
+
+    def issue_or_skip(
+        self: HorovodCommunicator, what: str, operation: Any, finish: Any, low_priority: bool = False
+    ) -> Any:
+        if name in what and self.control.step is not None and harm.at(harm.point, self.control.step):
+            return Done(finish(None))
+        return issue(self, what, operation, finish, low_priority)
+
+    HorovodCommunicator._issue = issue_or_skip  # type: ignore[method-assign]
+
+
+def _harm_in_start_of_horovod(harm: Harm) -> None:
+    """Lets a rank come to harm in a thread, while others of its threads and the other ranks are connecting Horovod."""
+    import horovod.torch as horovod
+
+    start = horovod.init
+
+    def init() -> None:
+        if harm.seconds == 0.0:
+            harm.at(harm.point, harm.step)
+        threading.Timer(harm.seconds, harm.at, (harm.point, harm.step)).start()
+        start()
+
+    horovod.init = init
+
+
+def _prepare(harm: Harm) -> type[Late] | None:
+    """Places harm that is done outside of the model; returns the model that it needs, if it needs one."""
+    if harm.point == "start_of_horovod":
+        _harm_in_start_of_horovod(harm)
+    if harm.point.startswith("exchange="):
+        (_skip_exchange_of_horovod if harm.kind == "skip" else _harm_in_exchange)(harm)
+    elif harm.kind == "skip":
+        return Skipping
+    return None
 
 
 def fit(
@@ -198,7 +259,8 @@ def fit(
     communication: str = "torch",
 ) -> None:
     """Trains; ends with an exception on every rank unless all goes well."""
-    _harm_in_exchange(harm)
+    harm.at("before_trainer", harm.step)
+    model = (_prepare(harm) or (Late if late else Victim))(harm)
     trainer = Trainer(
         accelerator="cpu",
         devices=devices,
@@ -222,7 +284,7 @@ def fit(
         log_every_n_steps=1,
     )
     try:
-        trainer.fit((Late if late else Victim)(harm), Loader(harm, steps), Loader(Harm("loader", "none", -1), 4))
+        trainer.fit(model, Loader(harm, steps), Loader(Harm("loader", "none", -1), 4))
     except ValueError:
         if harm.kind == "stay":  # a script that catches the error, and has more to do
             time.sleep(3600)
@@ -235,6 +297,7 @@ def main() -> None:
     parser.add_argument("--kind", default="none")
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--step", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--start-method", default="popen")
     parser.add_argument("--timeout", type=float, default=600.0)
@@ -244,7 +307,7 @@ def main() -> None:
     parser.add_argument("--trace")
     parser.add_argument("--communication", default="torch")
     arguments = vars(parser.parse_args())
-    harm = Harm(*(arguments.pop(name) for name in ("point", "kind", "rank", "step")))
+    harm = Harm(*(arguments.pop(name) for name in ("point", "kind", "rank", "step", "seconds")))
     fit(harm, **arguments)
     print("fit returned", flush=True)
 
