@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from lightning_embrace.namespaces import Namespace
-from lightning_embrace.schedule.gate import kept_elsewhere
+from lightning_embrace.schedule.gate import is_compiled, kept_elsewhere
 
 #: hooks that are given the optimizer, and could read gradients or weights through it
 _HOOKS = ("on_before_optimizer_step", "on_before_zero_grad", "optimizer_step", "optimizer_zero_grad")
@@ -57,7 +57,7 @@ def _reasons(trainer: Any, module: Any, precision_plugin: Any, namespace: Namesp
     yield from _overrides(trainer, module, namespace)
     mine = {id(p) for p in module.parameters()}
     for name, part in module.named_modules():
-        if _is_compiled(part):
+        if is_compiled(part):
             yield f"{name or 'the model'} is compiled, and reads its parameters unseen"
         if not isinstance(part, nn.RNNBase):  # reads its list in forward, and that is seen
             yield from _references(part, f"{type(module).__name__}{'.' * bool(name)}{name}", mine)
@@ -83,11 +83,3 @@ def _references(owner: object, name: str, parameters: set[int]) -> Iterator[str]
     for attribute, kept in kept_elsewhere(owner).items():
         if any(id(p) in parameters for p in kept):
             yield f"`{name}.{attribute}` holds parameters past their modules"
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return (
-        getattr(module, "_compiled_call_impl", None) is not None
-        or type(module).__name__ == "OptimizedModule"
-        or "torch.jit" in type(module).__module__
-    )

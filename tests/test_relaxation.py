@@ -128,10 +128,26 @@ def test_parameters_in_a_modules_lists() -> None:
     assert reason(module) == "`Plain.penalised` holds parameters past their modules"
 
 
+class Decorated(nn.Linear):
+    """Compiled where it is written."""
+
+    forward = torch.compile(nn.Linear.forward, backend="eager")
+
+
 def test_a_compiled_part_reads_unseen() -> None:
+    """However it was compiled."""
     module = Plain()
     module.lstm.compile(backend="eager")
     assert reason(module) == "lstm is compiled, and reads its parameters unseen"
     module = Plain()
     module.scripted = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
     assert reason(module) == "scripted is compiled, and reads its parameters unseen"
+    module = Plain()
+    module.wrapped = torch.compile(nn.Linear(2, 2), backend="eager")
+    assert reason(module) == "wrapped is compiled, and reads its parameters unseen"
+    module = Plain()
+    module.decorated = Decorated(2, 2)
+    assert reason(module) == "decorated is compiled, and reads its parameters unseen"
+    module = Plain()
+    module.loss = torch.compile(module.on_after_backward, backend="eager")
+    assert reason(module) == "the model is compiled, and reads its parameters unseen"

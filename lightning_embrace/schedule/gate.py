@@ -10,7 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_embrace.tables.modules import is_sharded
+
 Reader = Callable[[Tensor], None]
+#: torch.compile would take what it saw while tracing for what is always so; such code runs as it is
+_never_traced: Callable[[Any], Any] = torch.compiler.disable
 
 
 class _Gate(dict[str, Any]):
@@ -25,20 +29,24 @@ class _Gate(dict[str, Any]):
             if parameter is not None:
                 self._before_read(parameter)
 
+    @_never_traced
     def __getitem__(self, name: str) -> Any:
         parameter = super().__getitem__(name)
         self._tell([parameter])
         return parameter
 
+    @_never_traced
     def get(self, name: str, default: Any = None) -> Any:
         parameter = super().get(name, default)
         self._tell([parameter])
         return parameter
 
+    @_never_traced
     def items(self) -> Any:
         self._tell(super().values())
         return super().items()
 
+    @_never_traced
     def values(self) -> Any:
         self._tell(super().values())
         return super().values()
@@ -53,6 +61,9 @@ class _Gate(dict[str, Any]):
 class ParameterGate:
     """Calls back before a parameter is read through a module of the model, or by one that keeps it elsewhere.
 
+    Not in compiled parts, whose graphs read their parameters unseen, see :func:`is_compiled`; but for sharded tables,
+    whose look-ups are no part of a graph.
+
     Args:
         model: The model.
         parameters: The parameters to watch.
@@ -63,7 +74,10 @@ class ParameterGate:
         watched = {id(p) for p in parameters}
         self._modules: list[nn.Module] = []
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        compiled = {id(part) for module in model.modules() if is_compiled(module) for part in module.modules()}
         for module in model.modules():
+            if id(module) in compiled and not is_sharded(module):
+                continue
             if any(id(p) in watched for p in module._parameters.values() if p is not None):
                 self._modules.append(module)
                 module.__dict__["_parameters"] = _Gate(module._parameters, before_read)
@@ -87,9 +101,26 @@ class _Before:
     def __init__(self, parameters: list[Tensor], before_read: Reader) -> None:
         self._parameters, self._before_read = parameters, before_read
 
+    @_never_traced
     def __call__(self, *_: object) -> None:
         for parameter in self._parameters:
             self._before_read(parameter)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether the module, or a method or function that it keeps, was given to torch.compile or torch.jit."""
+    if getattr(module, "_compiled_call_impl", None) is not None or "torch.jit" in type(module).__module__:
+        return True
+    bases = type(module).__mro__
+    own = bases[: bases.index(nn.Module)]
+    return any(_is_compiled_function(kept) for owner in (module, *own) for kept in vars(owner).values())
+
+
+def _is_compiled_function(kept: object) -> bool:
+    if isinstance(kept, (nn.Module, Tensor, type)):  # an OptimizedModule keeps its compiled `forward`
+        return False
+    attributes = getattr(kept, "__dict__", {})
+    return "_torchdynamo_orig_callable" in attributes and "_torchdynamo_disable" not in attributes
 
 
 def kept_elsewhere(owner: object, depth: int = 3) -> dict[str, list[Tensor]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -71,7 +71,7 @@ def find_tables(model: nn.Module, patterns: Literal["auto"] | Sequence[str]) -> 
     """
     specs: dict[int, TableSpec] = {}
     computed: list[str] = []
-    for name, module in model.named_modules(remove_duplicate=False):
+    for name, module in _named_modules(model):
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
             weight = module._parameters.get("weight")
             if weight is None:
@@ -83,7 +83,7 @@ def find_tables(model: nn.Module, patterns: Literal["auto"] | Sequence[str]) -> 
             spec = specs.setdefault(id(weight), TableSpec(name, weight, shape, born=handle is not None))
             spec.modules[name] = module
             spec.sparse = spec.sparse or module.sparse
-    for name, module in model.named_modules(remove_duplicate=False):
+    for name, module in _named_modules(model):
         for key, parameter in module._parameters.items():
             spec_of = specs.get(id(parameter))
             if spec_of is not None and not _is_lookup(module, key):
@@ -105,6 +105,12 @@ def may_be_sharded(nbytes: int, patterns: Literal["auto"] | Sequence[str]) -> bo
     if patterns == "auto":
         return nbytes >= MIN_SHARD_BYTES
     return any(not pattern.startswith("!") for pattern in patterns)
+
+
+def _named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Modules by the names that they have in the user's code; torch.compile puts a module of its own in between."""
+    for name, module in model.named_modules(remove_duplicate=False):
+        yield ".".join(part for part in name.split(".") if part != "_orig_mod"), module
 
 
 def _is_lookup(module: nn.Module, key: str) -> bool:

@@ -128,9 +128,11 @@ class TableHandle:
         return self._collect(number)
 
     def pooled_before(self, request: PooledRequest) -> Tensor | None:
-        """Sums or means that this window has fetched already: a forward pass that backward repeats."""
+        """Sums or means that this window has fetched already: of equal bags, or of a look-up that backward repeats."""
         for number, (earlier, _) in enumerate(self.table.window.bags):
             if earlier.same_as(request):
+                if not self.source.in_backward:
+                    self.source.fetch_nothing(self.table)
                 return self._collect(number)
         return None
 

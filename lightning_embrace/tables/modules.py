@@ -5,8 +5,10 @@ The module object stays the user's: its class is exchanged for a subclass of wha
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,15 @@ from lightning_embrace.tables.state import load_shard
 
 #: more pooled look-ups of one table in one step exchange rows: their bits must fit one header field
 _MAX_POOLED = 62
+_Forward = TypeVar("_Forward", bound=Callable[..., Tensor])
+
+
+def _not_compiled(forward: _Forward) -> _Forward:
+    """Keeps torch.compile out of a look-up: it waits for other ranks. The graph around it is compiled in two parts."""
+    disable: Any = torch.compiler.disable
+    reason = "a look-up in a sharded table exchanges rows with other ranks; leave out fullgraph=True"
+    told = {"reason": reason} if "reason" in inspect.signature(disable).parameters else {}  # from torch 2.7 on
+    return cast(_Forward, disable(forward, **told))
 
 
 class _Sharded(nn.Module):
@@ -84,6 +95,7 @@ class _Sharded(nn.Module):
 class ShardedEmbedding(_Sharded, nn.Embedding):  # type: ignore[misc]  # the weight is guarded
     """An ``nn.Embedding`` whose table is sharded column-wise."""
 
+    @_not_compiled
     def forward(self, input: Tensor) -> Tensor:
         """Looks up ids of any shape; returns that shape with D appended."""
         handle = self._handle()
@@ -101,6 +113,7 @@ class ShardedEmbeddingBag(_Sharded, nn.EmbeddingBag):  # type: ignore[misc]  # t
     the rows.
     """
 
+    @_not_compiled
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """Looks up bags of ids; returns [B, D]."""
         handle = self._handle()
@@ -111,12 +124,12 @@ class ShardedEmbeddingBag(_Sharded, nn.EmbeddingBag):  # type: ignore[misc]  # t
         )
         ids_U, inverse_L = torch.unique(request.ids_L, return_inverse=True)
         if self._may_pool(request):
-            if handle.source.in_backward:
-                bags_BD = handle.pooled_before(request)
-                if bags_BD is not None:
-                    return bags_BD
-            elif pooled_is_smaller(request, ids_U, handle.table, handle.wants_gradient()):
-                return handle.pooled(request)
+            # equal bags get equal answers: what activation checkpointing repeats must be what it was
+            bags_BD = handle.pooled_before(request)
+            if bags_BD is None and self._pays(request, ids_U):
+                bags_BD = handle.pooled(request)
+            if bags_BD is not None:
+                return bags_BD
         return F.embedding_bag(
             inverse_L,
             handle.rows(ids_U),
@@ -142,14 +155,22 @@ class ShardedEmbeddingBag(_Sharded, nn.EmbeddingBag):  # type: ignore[misc]  # t
             )
 
     def _may_pool(self, request: PooledRequest) -> bool:
-        handle = self._embrace
-        trained = request.weights_L is not None and request.weights_L.requires_grad
+        weights = request.weights_L
+        # without gradients nobody knows whether they are trained: checkpointing may repeat the look-up with gradients
+        trained = weights is not None and (weights.requires_grad or not torch.is_grad_enabled())
         return (
-            handle.source.in_training_step
+            self._embrace.source.in_training_step
             and self.mode in ("sum", "mean")
             and not self.scale_grad_by_freq
-            and not (trained and torch.is_grad_enabled())
+            and not trained
+        )
+
+    def _pays(self, request: PooledRequest, ids_U: Tensor) -> bool:
+        handle = self._embrace
+        return (
+            not handle.source.in_backward
             and len(handle.table.window.bags) < _MAX_POOLED
+            and pooled_is_smaller(request, ids_U, handle.table, handle.wants_gradient())
         )
 
 

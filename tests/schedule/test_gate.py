@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize, weight_norm
 
-from lightning_embrace.schedule.gate import ParameterGate, _Gate
+from lightning_embrace.schedule.gate import ParameterGate, _Gate, is_compiled
 
 
 class Two(nn.Module):
@@ -234,4 +234,92 @@ def test_a_value_is_applied_before_it_is_read() -> None:
     assert (model.one(torch.ones(1, 3)) - model.one.bias).mean().item() == pytest.approx(15.0, rel=1e-4)
     assert pending == []
     assert type(model.other.__dict__["_parameters"]) is dict, "a module without a watched parameter is left alone"
+    gate.remove()
+
+
+class Compiled(nn.Module):
+    """Keeps compiled code in some way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Two()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+class Decorated(Compiled):
+    """Its forward is compiled where it is written."""
+
+    forward = torch.compile(Compiled.forward, backend="eager")
+
+
+class Excepted(Compiled):
+    """Its forward is what torch.compile is kept out of."""
+
+    forward = torch.compiler.disable(Compiled.forward)
+
+
+def _in_place() -> nn.Module:
+    model = Compiled()
+    model.compile(backend="eager")
+    return model
+
+
+def _method() -> nn.Module:
+    model = Compiled()
+    model.forward = torch.compile(model.forward, backend="eager")  # type: ignore[method-assign]
+    return model
+
+
+WAYS: dict[str, Callable[[], nn.Module]] = {
+    "torch.compile(module)": lambda: torch.compile(Compiled(), backend="eager"),  # type: ignore[dict-item, return-value]
+    "module.compile()": _in_place,
+    "a method": _method,
+    "a decorator": Decorated,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_compiled_parts_have_no_gate(way: str) -> None:
+    """Their graphs read parameters past it, and torch.compile could not trace a module that has one."""
+    torch._dynamo.reset()  # graphs of other tests would do
+    part = WAYS[way]()
+    model = nn.Sequential(part, nn.Linear(3, 3))
+    assert is_compiled(part) and not is_compiled(model) and not is_compiled(model[1])
+    gate = ParameterGate(model, list(model.parameters()), lambda _: None)
+    assert not any(isinstance(m.__dict__["_parameters"], _Gate) for m in part.modules())
+    assert isinstance(model[1].__dict__["_parameters"], _Gate)
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    model(torch.ones(1, 3))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > before
+    gate.remove()
+
+
+def test_what_is_not_compiled() -> None:
+    """Kept out of torch.compile, or an ordinary function of a module's."""
+    model = Excepted()
+    model.act = torch.tanh  # type: ignore[assignment]
+    assert not is_compiled(model) and not is_compiled(Flat())
+
+
+def test_a_compiled_function_sees_what_is_applied_before_it_reads() -> None:
+    """No module keeps it, so the gate is there: every call comes by, not only the one that traces."""
+    model = Two()
+    weight, values = model.one.weight, [0.0]
+
+    def apply(parameter: Tensor) -> None:
+        if parameter is weight:
+            values.append(values[-1] + 1.0)
+            parameter.data.fill_(values[-1])
+
+    gate = ParameterGate(model, [weight], apply)
+
+    @torch.compile(backend="eager")
+    def outside(module: Two, x: Tensor) -> Tensor:
+        return F.linear(x * 2, module.one.weight).sum()
+
+    for _ in range(4):
+        before = values[-1]
+        assert outside(model, torch.ones(1, 3)).item() == 18 * values[-1] > 18 * before
     gate.remove()
