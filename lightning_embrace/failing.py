@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from lightning_embrace.batches import BatchesMixin
-from lightning_embrace.clipping import ClippingMixin
 from lightning_embrace.comm.connect import Connection
 from lightning_embrace.comm.serve import RowService
+from lightning_embrace.precision import PrecisionMixin
 from lightning_embrace.session import Session
 from lightning_embrace.tracing import TracingMixin
 
 
-class FailingMixin(BatchesMixin, ClippingMixin, TracingMixin):
+class FailingMixin(BatchesMixin, PrecisionMixin, TracingMixin):
     """What a strategy holds of the other ranks, and how it lets go of it."""
 
     _connection: Connection | None
@@ -53,7 +53,7 @@ class FailingMixin(BatchesMixin, ClippingMixin, TracingMixin):
     def _let_go(self) -> None:
         """What remains after a failure: no collective, no waiting for others."""
         self._let_loaders_go()
-        self._give_clipping_back()
+        self._give_precision_back()
         if self._session is not None:
             self._session.release()
         if self._connection is not None:

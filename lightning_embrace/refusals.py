@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from lightning_embrace.namespaces import Namespace
@@ -43,10 +44,11 @@ def check_trainer(trainer: Any, precision_plugin: Any, namespace: Namespace) -> 
         MisconfigurationException: Such a setting was found.
     """
     error = namespace.get_fabric("utilities.exceptions.MisconfigurationException")
-    if getattr(precision_plugin, "scaler", None) is not None:
+    scaler = getattr(precision_plugin, "scaler", None)
+    if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
         raise error(
-            f"Trainer(precision={precision_plugin.precision!r}) scales the loss, and ranks with different shards could"
-            " disagree on an overflow. Use precision='bf16-mixed', or 32."
+            f"{type(precision_plugin).__name__}(scaler=...) is a {type(scaler).__name__}, of which the ranks could not"
+            " agree on an overflow. Give a torch.amp.GradScaler, or use precision='bf16-mixed'."
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_embrace.comm.base import Communicator
 from lightning_embrace.comm.serve import RowService
+from lightning_embrace.tables.headers import Act, act_together
 from lightning_embrace.tables.request import PooledRequest
 from lightning_embrace.tables.rounds import LookupRounds
 from lightning_embrace.tables.table import ShardedTable
@@ -100,6 +101,10 @@ class RowSource:
         if self.in_training_step and not self.in_backward:
             self._rounds.meet()
 
+    def step_is_skipped(self) -> None:
+        """No rank's optimizer will step any more on the gradients that are there."""
+        self.update_pending = False
+
     def advance(self) -> None:
         """The tables have changed, alike on every rank."""
         self.version += 1
@@ -128,6 +133,19 @@ class RowSource:
             self.service.in_rounds(in_rounds)
 
     # ---- for the look-ups (tables.lookup.Source) -----------------------------------------------------------------
+
+    def agree(self, act: Act, words: Sequence[int]) -> list[list[int]]:
+        """Tells every rank some words, wherever in a step. Collective.
+
+        Args:
+            act: What this rank does.
+            words: As many on every rank.
+
+        Returns:
+            Every rank's words.
+        """
+        self.meet()
+        return act_together(self._comm, act, words)
 
     def fetch_rows(self, table: ShardedTable, ids_U: Tensor) -> Tensor:
         """Rows of unique valid ids in full width, [U, D]."""

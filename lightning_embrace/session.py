@@ -281,6 +281,7 @@ class Session:
     def begin_validation(self) -> None:
         """Call before a validation run inside training. Collective."""
         self.pending.settle_all()
+        self.rows.step_is_skipped()  # if it was to come, it has come
         self.sync_buffers(Act.VALIDATION)
 
     def leave_training_step(self) -> None:

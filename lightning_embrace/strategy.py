@@ -140,7 +140,7 @@ class EmbRaceMixin(SavingMixin, AnnouncingMixin, FailingMixin, DistributedMixin)
             for optimizer in self.optimizers:
                 session.watch(optimizer)
             self._relax(session, trainer)
-            self._take_clipping(session)
+            self._take_precision(session)
         elif specs:
             self._open_session(specs)
             self.model_to_device()
@@ -199,7 +199,7 @@ class EmbRaceMixin(SavingMixin, AnnouncingMixin, FailingMixin, DistributedMixin)
 
     def _end_in_order(self) -> None:
         self._let_loaders_go()
-        self._give_clipping_back()
+        self._give_precision_back()
         if self._session is not None:
             self._session.unshard(self.optimizers)
         if self._connection is not None:

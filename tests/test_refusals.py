@@ -35,11 +35,15 @@ def refused(match: str, error: type[Exception] = MisconfigurationException, mode
     return str(info.value)
 
 
-def test_loss_scaling():
-    """Ranks could disagree on an overflow."""
-    plugin = MixedPrecision("16-mixed", "cpu")
-    message = refused("16-mixed.*scales the loss", precision=None, plugins=plugin, model=make_model().float())
-    assert "bf16-mixed" in message
+class Scaler:
+    """Scales the loss in its own way."""
+
+
+def test_a_scaler_of_one_s_own():
+    """It decides alone whether to step: ranks could disagree on an overflow."""
+    plugin = MixedPrecision("16-mixed", "cpu", Scaler())
+    message = refused("is a Scaler, of which the ranks could not", precision=None, plugins=plugin)
+    assert "torch.amp.GradScaler" in message and "bf16-mixed" in message
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,9 @@ def _try_on_columns(optimizer: Optimizer, group: dict[str, Any], sparse: bool) -
     start, *grads = torch.randn(1 + _TRIAL_STEPS, *_TRIAL_SHAPE, generator=generator, dtype=torch.float64)
     rows, columns = _TRIAL_SHAPE
     all_rows = torch.arange(rows).unsqueeze(0)
+    # some step on nothing else, and more than once
+    takes = "closure" in inspect.signature(type(optimizer).step).parameters
+    closure: list[Any] = [lambda: torch.zeros((), dtype=torch.float64)] if takes else []
 
     def run(part: slice) -> torch.Tensor:
         parameter = nn.Parameter(start[:, part].clone())
@@ -107,7 +110,7 @@ def _try_on_columns(optimizer: Optimizer, group: dict[str, Any], sparse: bool) -
             parameter.grad = values
             if sparse:
                 parameter.grad = torch.sparse_coo_tensor(all_rows, values, values.shape, check_invariants=False)
-            trial.step()
+            trial.step(*closure)
         return parameter.detach()
 
     try:

@@ -46,6 +46,8 @@ class Act(IntEnum):
     DATA_END = 3
     TEARDOWN = 4
     LOADER = 5
+    NORM = 6
+    OVERFLOW = 7
 
     def __str__(self) -> str:
         return (
@@ -55,6 +57,8 @@ class Act(IntEnum):
             "has no more batches",
             "has ended the training",
             "begins to read its training data",
+            "takes the norm of gradients (clips them, or calls `grad_norm`)",
+            "has unscaled its gradients",
         )[self]
 
 
@@ -78,8 +82,8 @@ _WORDS = len(Header._fields) - 2
 #: yes or no answers in one field: an int64 holds 63 bits without its sign
 BITS = 62
 _CURE = (
-    "Save checkpoints and call `full_state_dict()` on every rank, not on rank 0 alone, and give every rank the same"
-    " number of batches (`limit_train_batches`, `max_steps`, or a sampler that pads)."
+    "Save checkpoints, clip gradients and call `full_state_dict()` on every rank, not on some, and give every rank the"
+    " same number of batches (`limit_train_batches`, `max_steps`, or a sampler that pads)."
 )
 
 
@@ -154,7 +158,7 @@ def act_together(comm: Communicator, act: Act, words: Sequence[int] = ()) -> lis
 
 @contextmanager
 def _note(rank: int, act: Act) -> Iterator[None]:
-    if act == Act.STEP:  # not worth a thread in every step
+    if act in (Act.STEP, Act.OVERFLOW):  # not worth a thread in every step
         yield
         return
     text = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn, Protocol
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lightning_embrace.tables.headers import Act
 from lightning_embrace.tables.request import PooledRequest
 from lightning_embrace.tables.table import ShardedTable
 from lightning_embrace.tables.window import Window
@@ -36,6 +37,10 @@ class Source(Protocol):
 
     def refuse(self, table: ShardedTable, bad_id: int) -> None:
         """Raises IndexError, on every rank."""
+        ...
+
+    def agree(self, act: Act, words: Sequence[int]) -> list[list[int]]:
+        """Tells every rank some words, and returns every rank's. Collective."""
         ...
 
     def changing(self, table: ShardedTable) -> AbstractContextManager[None]:

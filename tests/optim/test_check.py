@@ -197,7 +197,21 @@ def test_an_optimizer_that_cannot_be_tried_is_refused_with_the_reason() -> None:
     spec = table()
     with pytest.raises(ValueError, match=r"could not be tried.*TypeError.*model.*tables="):
         check_optimizers([NeedsMore([spec.parameter], nn.Linear(1, 1))], [spec])
-    with pytest.raises(ValueError, match=r"LBFGS could not be tried"):
+
+
+class Twice(Signs):
+    """Evaluates the model twice in a step, and steps on nothing else."""
+
+    def step(self, closure: Any) -> None:  # type: ignore[override]
+        closure()
+        closure()
+        super().step()
+
+
+def test_an_optimizer_that_needs_a_closure_is_tried_with_one() -> None:
+    """LBFGS couples everything with everything, and was refused for the wrong reason; another one need not."""
+    check(table(), Twice)
+    with pytest.raises(ValueError, match=r"LBFGS couples columns.*tables=\['\*', '!words'\]"):
         check(table(), torch.optim.LBFGS)
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_embrace.comm.base import Done, Handle, LocalCommunicator
-from lightning_embrace.comm.fake import TwinCommunicator
-from lightning_embrace.optim.clipping import clip_by_norm, clip_by_value, norms
+from lightning_embrace.optim.clipping import Tell, alone, clip_by_norm, clip_by_value, norms
 
 NORMS = [1.0, 2.0, 3.0, math.inf]
 
@@ -37,7 +36,7 @@ def test_by_norm_equals_torch(norm_type: float, bound: float) -> None:
     ours, whole = parameters(), parameters()
     whole[1].grad = dense(whole[1])
     expected = nn.utils.clip_grad_norm_(whole, bound, norm_type)
-    total = clip_by_norm(LocalCommunicator(), ours, set(), bound, norm_type)
+    total = clip_by_norm(alone, ours, set(), bound, norm_type)
     torch.testing.assert_close(total, expected)
     for mine, other in zip(ours[:2], whole[:2]):
         torch.testing.assert_close(dense(mine), dense(other))
@@ -53,26 +52,38 @@ def test_by_value_equals_torch() -> None:
         torch.testing.assert_close(dense(mine), dense(other))
 
 
-class Halves(TwinCommunicator):
+def beside(other: list[Tensor], norm_type: float) -> Tell:
     """Rank 0 of two; the other one has the other columns."""
 
-    def __init__(self, other: list[Tensor], norm_type: float) -> None:
-        super().__init__(2)
-        self.other, self.norm_type = other, norm_type
+    def tell(words: Sequence[int]) -> list[list[int]]:
+        theirs = torch.stack([torch.linalg.vector_norm(o, norm_type) for o in other])
+        return [list(words), theirs.view(torch.int64).tolist()]
 
-    def gather(self, header_H: Tensor, what: str) -> Handle:
-        theirs = torch.stack([torch.linalg.vector_norm(o, self.norm_type) for o in self.other])
-        return Done(torch.stack([header_H, theirs.view(torch.int64)]))
+    return tell
 
 
 @pytest.mark.parametrize("norm_type", NORMS)
 def test_a_shard_counts_with_the_others_columns(norm_type: float) -> None:
     """And what every rank has counts once."""
     whole = [torch.randn(4, 6, dtype=torch.float64) for _ in range(2)]
-    comm = Halves([whole[0][:, 3:]], norm_type)
-    found = norms(comm, [whole[0][:, :3], whole[1]], [True, False], norm_type)
+    found = norms(beside([whole[0][:, 3:]], norm_type), [whole[0][:, :3], whole[1]], [True, False], norm_type)
     torch.testing.assert_close(found, torch.stack([torch.linalg.vector_norm(w, norm_type) for w in whole]))
 
 
+@pytest.mark.parametrize("norm_type", [0.0, -1.0, -math.inf, math.nan])
+def test_norms_that_shards_cannot_be_put_together_to(norm_type: float) -> None:
+    """torch has them; of a shard they would be other numbers on every rank."""
+    with pytest.raises(ValueError, match=r"sharded table was asked for with norm_type=.*positive number or math\.inf"):
+        norms(alone, [torch.ones(2)], [True], norm_type)
+
+
+def test_half_precision_does_not_overflow() -> None:
+    """The sum of squares of a gradient that fits fp16 need not fit it."""
+    gradient = torch.full((4, 6), 300.0, dtype=torch.float16)
+    assert float(norms(alone, [gradient], [True], 2.0)) == pytest.approx(300.0 * 24**0.5)
+    whole = torch.full((100, 100), 60000.0, dtype=torch.float16)
+    assert float(norms(alone, [whole], [False], 2.0)) == pytest.approx(60000.0 * 100, rel=1e-3)
+
+
 def test_no_gradient_at_all() -> None:
-    assert float(clip_by_norm(LocalCommunicator(), [nn.Parameter(torch.ones(2))], set(), 1.0)) == 0.0
+    assert float(clip_by_norm(alone, [nn.Parameter(torch.ones(2))], set(), 1.0)) == 0.0

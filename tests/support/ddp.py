@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_embrace import EmbRaceStrategy
 from lightning_embrace.schedule import dense
+from lightning_embrace.schedule.order import Name
 from tests.support.models import batches
 from tests.support.ranks import Ranks
 from tests.support.training import Outcome, assert_equal, outcome, train
@@ -33,6 +34,7 @@ class Comparison(NamedTuple):
         block_bytes: Size of the dense blocks, None: the default.
         world_size: N.
         tolerance: Largest absolute difference.
+        schedule: ``EmbRaceStrategy(schedule=...)``.
     """
 
     make: Callable[[], Any]
@@ -43,6 +45,7 @@ class Comparison(NamedTuple):
     block_bytes: int | None = None
     world_size: int = WORLD_SIZE
     tolerance: float = 1e-10
+    schedule: Name = "2d"
 
 
 class Pair(NamedTuple):
@@ -75,7 +78,7 @@ def both(case: Comparison) -> Pair:
         dense.plan_blocks = functools.partial(plan, block_bytes=case.block_bytes)  # type: ignore[assignment]
     try:
         tables = case.tables if isinstance(case.tables, str) else list(case.tables)
-        ours = outcome(*fit(strategy=EmbRaceStrategy(tables=tables), **case.arguments))
+        ours = outcome(*fit(strategy=EmbRaceStrategy(tables=tables, schedule=case.schedule), **case.arguments))
     finally:
         dense.plan_blocks = plan
     return Pair(theirs, ours)
