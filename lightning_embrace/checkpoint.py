@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -35,6 +37,25 @@ def gather_optimizer_state(
     return state_dict
 
 
+def load_mapped(path: str, shapes: AbstractSet[tuple[int, ...]], weights_only: bool | None) -> dict[str, Any]:
+    """Loads a checkpoint of Lightning's without reading what may be larger than memory.
+
+    Args:
+        path: The file.
+        shapes: Weights and optimizer states of these shapes stay in the file until they are read. Nothing may keep
+            them: the file may be written anew.
+        weights_only: As in ``torch.load``.
+
+    Returns:
+        What was saved.
+    """
+    checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=weights_only)
+    return {
+        key: _unmapped(value, shapes if key in ("state_dict", "optimizer_states") else frozenset())
+        for key, value in checkpoint.items()
+    }
+
+
 def whole_state_bytes(tables: list[ShardedTable], optimizer: Optimizer) -> int:
     """Bytes that the whole of an optimizer's table states takes."""
     need = 0
@@ -60,9 +81,10 @@ def shard_optimizer_state(
         A state dict for ``optimizer.load_state_dict``.
     """
     states = dict(state_dict["state"])
-    for number, table in _table_numbers(tables, optimizer).items():
-        if number in states:
-            states[number] = {key: _columns_of(table, value) for key, value in states[number].items()}
+    by_number = _table_numbers(tables, optimizer)
+    for number, state in states.items():
+        table = by_number.get(number)
+        states[number] = _unmapped(state) if table is None else {k: _columns_of(table, v) for k, v in state.items()}
     return {**state_dict, "state": states}
 
 
@@ -75,6 +97,20 @@ def restore_optimizer(comm: Communicator, tables: list[ShardedTable], optimizer:
                 full = gather_columns(comm, table, state[key], to_all=True)
                 assert full is not None
                 state[key] = full
+
+
+def _unmapped(value: Any, but: AbstractSet[tuple[int, ...]] = frozenset()) -> Any:
+    """The same in memory of its own, but for dense tensors of some shapes; dictionaries and lists stay the objects."""
+    if isinstance(value, Tensor):
+        return value if value.layout == torch.strided and tuple(value.shape) in but else value.clone()
+    if isinstance(value, dict):
+        for key, item in value.items():
+            value[key] = _unmapped(item, but)
+        return value
+    if type(value) is list:
+        value[:] = [_unmapped(item, but) for item in value]
+        return value
+    return copy.deepcopy(value)
 
 
 def _table_numbers(tables: list[ShardedTable], optimizer: Optimizer) -> dict[int, ShardedTable]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from typing import Any
+from zipfile import is_zipfile
 
 from torch.optim import Optimizer
 
-from lightning_embrace.checkpoint import shard_optimizer_state
+from lightning_embrace.checkpoint import load_mapped, shard_optimizer_state
 from lightning_embrace.construction import ConstructionMixin
 from lightning_embrace.session import Session
-from lightning_embrace.tables.modules import is_sharded
+from lightning_embrace.tables.modules import handle_of, is_sharded
 
 
 class SavingMixin(ConstructionMixin):
@@ -55,6 +56,18 @@ class SavingMixin(ConstructionMixin):
             if shards is None:
                 return super().optimizer_state(optimizer)
             return shards.full_optimizer_state(optimizer, to_all=False)
+
+    def load_checkpoint(  # type: ignore[override]  # `weights_only` came later than what we support
+        self, checkpoint_path: Any, **options: Any
+    ) -> dict[str, Any]:
+        """Reads a file; of tables that are sharded already each rank reads its columns, when they are loaded."""
+        assert self.lightning_module is not None
+        handles = [handle for module in self.lightning_module.modules() if (handle := handle_of(module)) is not None]
+        shapes = {(h.table.rows, h.table.columns) for h in handles}
+        plain = type(self.checkpoint_io) is self.namespace.get_fabric("plugins.io.TorchCheckpointIO")
+        if shapes and plain and is_zipfile(str(checkpoint_path)):
+            return load_mapped(str(checkpoint_path), shapes, options.get("weights_only"))
+        return super().load_checkpoint(checkpoint_path, **options)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Loads full optimizer states, each rank its columns."""

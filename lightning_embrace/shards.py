@@ -25,7 +25,7 @@ from lightning_embrace.tables.table import ShardedTable
 SAVE_SHARDS = (
     "Save the columns that each rank has: call `torch.distributed.checkpoint.save(module.state_dict(),"
     " checkpoint_id=folder)` on every rank, in `on_train_epoch_end` say, and load them into the same state dict with"
-    " `torch.distributed.checkpoint.load`; and set Trainer(enable_checkpointing=False)."
+    " `torch.distributed.checkpoint.load`; and set Trainer(enable_checkpointing=False). Optimizer states are not in it."
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -176,8 +177,10 @@ def load(path: Path) -> Any:
 
 
 def resume(strategy: str, path: str, **arguments: Any) -> Any:
+    """Goes on from a file, which is emptied when training has begun: nothing may still be read from it."""
+    empty = At("on_train_start", lambda *_: Path(path).write_bytes(b"") if this_rank() == 0 else None)
     model = make(seed=77, **arguments)
-    trainer = make_trainer(make_strategy(strategy), max_epochs=3)
+    trainer = make_trainer(make_strategy(strategy), max_epochs=3, callbacks=[empty])
     trainer.fit(model, loader(3), loader(2, 5), ckpt_path=path, weights_only=True)
     return outcome(model, trainer)
 
@@ -206,10 +209,11 @@ def test_checkpoints(ranks, tmp_path, arguments):
     assert names == sorted(p.name for p in folders["embrace"].iterdir()) and "after.ckpt" in names
     for name in names:
         assert_same(load(folders["embrace"] / name), load(folders["ddp"] / name), name)
-    expected = ranks(2).run(resume, "ddp", str(folders["ddp"] / "step=4.ckpt"), **arguments)
-    for strategy, folder in (("embrace", "ddp"), ("embrace", "embrace"), ("ddp", "embrace")):
-        got = ranks(2).run(resume, strategy, str(folders[folder] / "step=4.ckpt"), **arguments)
-        assert_same(got, expected, f"{strategy} from {folder}")
+    resumed = []
+    for strategy, folder in (("ddp", "ddp"), ("embrace", "ddp"), ("embrace", "embrace"), ("ddp", "embrace")):
+        copied = shutil.copy(folders[folder] / "step=4.ckpt", tmp_path / "copy.ckpt")
+        resumed.append(ranks(2).run(resume, strategy, str(copied), **arguments))
+        assert_same(resumed[-1], resumed[0], f"{strategy} from {folder}")
     if not arguments:
         path = str(folders["embrace"] / "after.ckpt")
         assert_same(ranks(2).run(evaluate, "embrace", path), ranks(2).run(evaluate, "ddp", path))
@@ -312,7 +316,6 @@ def test_after_a_failure(ranks, stage, said):
     """Where no step was begun the columns are good; a fit that failed leaves a model that is refused."""
     for result in ranks(2).run(fail, stage):
         assert said in result
-    ranks(2).stop()  # the default group was broken on purpose
 
 
 def build_alone() -> None:

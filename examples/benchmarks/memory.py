@@ -18,6 +18,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 STAGES = ("model built", "training", "peak")
+#: by what the table calls it: the strategy, and the method in which the model is built
+WAYS = {
+    "`ddp`": ("ddp", "__init__"),
+    "`embrace`": ("embrace", "__init__"),
+    "`embrace`, built in `configure_model`": ("embrace", "configure_model"),
+}
 
 
 def resident() -> int:
@@ -25,7 +31,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def train(strategy: str, ranks: int, rows: int, columns: int, steps: int) -> dict[str, int]:
+def train(way: str, ranks: int, rows: int, columns: int, steps: int) -> dict[str, int]:
     """One rank: fits a model of one table, and says what it held when.
 
     Returns:
@@ -40,19 +46,27 @@ def train(strategy: str, ranks: int, rows: int, columns: int, steps: int) -> dic
 
     import lightning_embrace  # noqa: F401  (registers the strategies)
 
+    strategy, method = WAYS[way]
+    held: dict[str, int] = {}
+
     class Model(LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.table = nn.Embedding(rows, columns)
-            self.head = nn.Linear(columns, 1)
+            self.table: Any = None
+            if method == "__init__":
+                self.configure_model()
+
+        def configure_model(self) -> None:
+            if self.table is None:
+                self.table = nn.Embedding(rows, columns)
+                self.head = nn.Linear(columns, 1)
+                held["model built"] = resident()
 
         def training_step(self, ids: torch.Tensor, batch_idx: int) -> torch.Tensor:
             return self.head(self.table(ids)).pow(2).mean()  # type: ignore[no-any-return]
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.Adam(self.parameters())
-
-    held: dict[str, int] = {}
 
     class Look(Callback):
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
@@ -65,7 +79,6 @@ def train(strategy: str, ranks: int, rows: int, columns: int, steps: int) -> dic
 
     torch.manual_seed(0)
     model = Model()
-    held["model built"] = resident()
     batches = [torch.randint(rows, (512,)) for _ in range(steps)]
     trainer = Trainer(
         accelerator="cpu",
@@ -85,13 +98,13 @@ def train(strategy: str, ranks: int, rows: int, columns: int, steps: int) -> dic
     return held
 
 
-def measure(strategy: str, arguments: argparse.Namespace) -> list[dict[str, int]]:
-    """Runs all ranks of one strategy; results by rank."""
+def measure(way: str, arguments: argparse.Namespace) -> list[dict[str, int]]:
+    """Runs all ranks of one way; results by rank."""
     from examples.benchmarks.cluster import Cluster, check, run_ranks
 
     with Cluster(arguments.ranks, kind="loopback") as cluster, tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{rank}.json" for rank in range(arguments.ranks)]
-        own = [sys.executable, __file__, "--strategy", strategy, "--rows", str(arguments.rows)]
+        own = [sys.executable, __file__, "--way", way, "--rows", str(arguments.rows)]
         own += ["--columns", str(arguments.columns), "--ranks", str(arguments.ranks), "--steps", str(arguments.steps)]
         commands = [[*own, "--result", str(file)] for file in files]
         check(run_ranks(cluster, commands, [{"OMP_NUM_THREADS": "1"}] * arguments.ranks, arguments.timeout))
@@ -102,30 +115,30 @@ def markdown(measured: dict[str, list[dict[str, int]]]) -> str:
     """The results as a table: the rank that holds most, in MB."""
     lines = ["| strategy | table and Adam state, MB | " + " | ".join(f"resident, {s}, MB" for s in STAGES) + " |"]
     lines.append("|---|" + "---:|" * (len(STAGES) + 1))
-    for strategy, ranks in measured.items():
+    for way, ranks in measured.items():
         most = [max(r[key] for r in ranks) / 1e6 for key in ("table", *STAGES)]
-        lines.append(f"| `{strategy}` | " + " | ".join(f"{value:,.0f}" for value in most) + " |")
+        lines.append(f"| {way} | " + " | ".join(f"{value:,.0f}" for value in most) + " |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    """Measures both strategies, or is one rank of one of them."""
+    """Measures all ways, or is one rank of one of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--columns", type=int, default=64)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--timeout", type=float, default=600.0)
-    parser.add_argument("--strategy", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--way", default="", help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.strategy:
-        held = train(arguments.strategy, arguments.ranks, arguments.rows, arguments.columns, arguments.steps)
+    if arguments.way:
+        held = train(arguments.way, arguments.ranks, arguments.rows, arguments.columns, arguments.steps)
         arguments.result.write_text(json.dumps(held))
         return
     import torch
 
-    measured = {strategy: measure(strategy, arguments) for strategy in ("ddp", "embrace")}
+    measured = {way: measure(way, arguments) for way in WAYS}
     print(f"V = {arguments.rows:,}, D = {arguments.columns}, N = {arguments.ranks}, Adam; torch {torch.__version__},")
     print(f"Python {platform.python_version()}, {platform.platform()}\n")
     print(markdown(measured))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch.optim import Optimizer
 
 from lightning_embrace.optim.kinds import ELEMENTWISE
 from lightning_embrace.optim.rows import RowSparse, refuses_rows
+from lightning_embrace.optim.trial import step, trial_of
 from lightning_embrace.tables.find import TableSpec
 
 _TAKES_SPARSE = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam)
@@ -90,27 +90,20 @@ def _check_elementwise(optimizer: Optimizer, group: dict[str, Any], spec: TableS
 
 def _try_on_columns(optimizer: Optimizer, group: dict[str, Any], sparse: bool) -> str | None:
     """Whether coupling between columns can be seen: some steps on a small table, whole and in two halves."""
-    settings = {k: v for k, v in group.items() if k != "params"}
-    # a subclass may set what its own constructor does not take (torch's AdamW does)
-    options = {k: v for k, v in settings.items() if k in inspect.signature(type(optimizer)).parameters}
     generator = torch.Generator().manual_seed(0)
     start, *grads = torch.randn(1 + _TRIAL_STEPS, *_TRIAL_SHAPE, generator=generator, dtype=torch.float64)
     rows, columns = _TRIAL_SHAPE
     all_rows = torch.arange(rows).unsqueeze(0)
-    # some step on nothing else, and more than once
-    takes = "closure" in inspect.signature(type(optimizer).step).parameters
-    closure: list[Any] = [lambda: torch.zeros((), dtype=torch.float64)] if takes else []
 
     def run(part: slice) -> torch.Tensor:
         parameter = nn.Parameter(start[:, part].clone())
-        trial = type(optimizer)([parameter], **options)
-        trial.param_groups[0].update(settings)
+        trial = trial_of(optimizer, group, parameter)
         for grad in grads:
             values = grad[:, part].clone()
             parameter.grad = values
             if sparse:
                 parameter.grad = torch.sparse_coo_tensor(all_rows, values, values.shape, check_invariants=False)
-            trial.step(*closure)
+            step(trial)
         return parameter.detach()
 
     try:
