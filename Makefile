@@ -84,7 +84,6 @@ matrix-horovod: $(INSTALLED_HOROVOD)  ## Run the full matrix over Horovod; its l
 	mkdir -p docs/logs
 	$(BIN)/python -m pytest -m "matrix and horovod" $(ARGS) 2>&1 | tee docs/logs/matrix-horovod.log
 
-# Of each test the log says how often it passed or failed.
 .PHONY: faults
 faults: $(INSTALLED_HOROVOD)  ## Run each fault over Horovod twenty times; counts are kept in docs/logs/horovod-faults.log
 	mkdir -p docs/logs

@@ -17,7 +17,7 @@ from tests.faults.world import End, Script, World
 
 pytestmark = pytest.mark.horovod
 N = 3
-#: how often each test runs; `make faults` runs each twenty times and keeps the log
+#: how often each test runs whose ranks are forked; `make faults` runs them twenty times and keeps the counts
 TIMES = range(int(os.environ.get("REPEAT", "1")))
 
 
@@ -154,8 +154,7 @@ def script(tmp_path: Path) -> Iterator[Callable[..., Script]]:
         one.clear()
 
 
-@pytest.mark.parametrize("_", TIMES)
-def test_missing_under_our_launcher(script: Callable[..., Script], _: int) -> None:
+def test_missing_under_our_launcher(script: Callable[..., Script]) -> None:
     """The process that the Trainer has started does not come to it in time; none of the two is left."""
     arguments = ("--point", "before_trainer", "--kind", "sleep", "--rank", "1", "--seconds", "4", "--timeout", "3")
     started = script(*arguments)
@@ -166,9 +165,8 @@ def test_missing_under_our_launcher(script: Callable[..., Script], _: int) -> No
     assert started.left() == []
 
 
-@pytest.mark.parametrize("_", TIMES)
 @pytest.mark.parametrize("point", ["after_lookup", "start_of_horovod"])
-def test_killed_under_our_launcher(script: Callable[..., Script], point: str, _: int) -> None:
+def test_killed_under_our_launcher(script: Callable[..., Script], point: str) -> None:
     """Nobody watches the children of a script whose main process is gone; they end by themselves."""
     started = script("--point", point, "--kind", "kill", "--rank", "0", "--seconds", "0")
     end = started.end()
