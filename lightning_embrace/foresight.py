@@ -73,7 +73,7 @@ class Foresight:
         self.planned: list[int] = []
         #: this rank's tables may have been changed by somebody since the early rows were read
         self.moved = False
-        #: what a step's rows were, for the benchmark: prior and delayed gradient rows, early and other rows
+        #: what a step's rows were: prior and delayed gradient rows, rows that had come early, and others
         self.counts = {"prior": 0, "delayed": 0, "early": 0, "rest": 0}
 
     @property
@@ -102,8 +102,10 @@ class Foresight:
         wants = self._wants(lambda rank, t, ids: without(ids, [*t.asked[rank], came[rank].get(t.index, ids[:0])]))
         # at the same time as the header, which says nothing of these rows
         rest = self._exchange(wants, f"rows of step {step}", always=self._narrow)
-        self.counts["rest"] = _count(wants[self._comm.rank])
         self._ahead.hear()
+        came_early = _count(came[self._comm.rank])
+        kept = 0 if self._ahead.moved else came_early
+        self.counts.update(early=kept, rest=_count(wants[self._comm.rank]) + came_early - kept)
         if early is not None and self._ahead.moved:
             early.abandon()
             early = RowExchange(self._comm, self._tables, early.wants, f"rows of step {step} that were early")
@@ -148,7 +150,6 @@ class Foresight:
             return ids[early_rows(ids, touched[table.index], self._delayed.get(table.index, none))]
 
         wants = self._wants(chosen)
-        self.counts["early"] = _count(wants[self._comm.rank])
         self._early = self._exchange(wants, "early rows of the next step", urgent=False)
 
     def next_rows(self) -> dict[int, Tensor]:

@@ -9,29 +9,57 @@ import torch.distributed as dist
 
 from lightning_embrace.comm.base import Communicator
 from lightning_embrace.comm.traced import TracedCommunicator
+from lightning_embrace.comm.traffic import Traffic
 from lightning_embrace.config import EmbRaceConfig
 from lightning_embrace.mixin import Base
 from lightning_embrace.monitor.files import remove_part, write_part, write_together
 from lightning_embrace.monitor.span import Recording
 from lightning_embrace.monitor.timeline import Profiled, Recorder, Timeline
+from lightning_embrace.session import Session
+from lightning_embrace.steps import StepReader
+
+#: enough spans for the steps that are read, where no trace is written
+_FEW_SPANS = 20_000
 
 
 class TracingMixin(Base):
     """Spans of compute, and the file that all ranks' spans end in."""
 
     config: EmbRaceConfig
+    traffic: Traffic
+    _session: Session | None
     _timeline: Timeline | None
     _recorder: Recorder
     #: the span of what follows backward
     _stepping: ExitStack
+    #: somebody wants to know how long training waits
+    _measured = False
+
+    def measure_waiting(self) -> None:
+        """Call before training: waiting is recorded in the fit that follows, with a trace or without."""
+        self._measured = True
+
+    def read_steps(self) -> StepReader:
+        """Call when training begins.
+
+        Returns:
+            Reads, at every step's end, what this rank has sent and waited for in it.
+        """
+        assert self._session is not None
+        return StepReader(self.traffic, self._session, self._timeline)
 
     def _traced(self, communicator: Communicator) -> Communicator:
-        """Begins a trace, if one is wanted."""
+        """Begins to record, if that is wanted."""
+        measured, self._measured = self._measured, False
         self._timeline, self._recorder = None, Profiled()
-        if self.config.trace is None:
+        if self.config.trace is not None:
+            remove_part(self.config.trace, self.global_rank)
+            timeline = Timeline(self.global_rank, self.world_size)
+        elif measured:
+            timeline = Timeline(self.global_rank, self.world_size, _FEW_SPANS)
+        else:
             return communicator
-        remove_part(self.config.trace, self.global_rank)
-        self._timeline = self._recorder = Timeline(self.global_rank, self.world_size)
+        self._timeline = self._recorder = timeline
         return TracedCommunicator(communicator, self._timeline)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -50,7 +78,7 @@ class TracingMixin(Base):
         if self._timeline is not None and self.config.trace is not None:
             self._stepping.close()
             write_together(self.config.trace, self._timeline, _gather)
-            self._timeline = None
+        self._timeline = None
 
     def _write_part_of_trace(self) -> None:
         """After a failure: this rank's part, beside the others'."""
@@ -58,7 +86,7 @@ class TracingMixin(Base):
             self._stepping.close()
             with suppress(OSError):
                 write_part(self.config.trace, self._timeline)
-            self._timeline = None
+        self._timeline = None
 
 
 def _gather(mine: Recording) -> list[Recording] | None:

@@ -14,6 +14,8 @@ import torch
 from lightning_embrace.monitor.span import Lane, Recording, Span, Value
 
 now = time.perf_counter_ns
+#: by how many steps an entry may stand behind those of later steps: a delayed exchange is issued in the next one
+_LATE_STEPS = 2
 
 
 def shown(name: str) -> AbstractContextManager[object]:
@@ -183,13 +185,18 @@ class Timeline:
         shift = self._to_wall + self.clock_offset
         at = now()
         with self._lock:
-            entries, dropped = tuple(self._entries), self._recorded - len(self._entries)
-        spans = [
-            entry.shown(at, shift) if isinstance(entry, Exchange) else _shifted(entry, shift)
-            for entry in entries
-            if first_step is None or (entry.step is not None and entry.step >= first_step)
-        ]
+            entries = tuple(self._entries if first_step is None else self._latest(first_step))
+            dropped = self._recorded - len(self._entries)
+        spans = [entry.shown(at, shift) if isinstance(entry, Exchange) else _shifted(entry, shift) for entry in entries]
         return Recording(self.rank, tuple(sorted(spans, key=lambda span: (span.first, -span.end))), dropped)
+
+    def _latest(self, first_step: int) -> Iterator[Exchange | Span]:
+        """Entries of that step and later ones, in time that does not grow with what came before."""
+        for entry in reversed(self._entries):
+            if entry.step is not None and entry.step < first_step - _LATE_STEPS:
+                return
+            if entry.step is not None and entry.step >= first_step:
+                yield entry
 
     def _add_span(self, name: str, lane: Lane, begin: int, end: int, step: int | None, args: dict[str, Value]) -> None:
         self._add(Span(name, lane, begin, end, step, args=args))

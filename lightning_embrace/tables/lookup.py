@@ -92,6 +92,12 @@ class TableHandle:
         if low < 0 or high >= self.table.rows:
             self.source.refuse(self.table, low if low < 0 else high)
 
+    def count(self, looked_up: int, unique: int) -> None:
+        """Notes how many ids a look-up was given, and how many different ones."""
+        if self.source.in_training_step and not self.source.in_backward:
+            self.table.looked_up += looked_up
+            self.table.unique += unique
+
     def rows(self, ids_U: Tensor, padding: int | None = None) -> Tensor:
         """Fetches rows.
 

@@ -101,6 +101,7 @@ class ShardedEmbedding(_Sharded, nn.Embedding):  # type: ignore[misc]  # the wei
         handle = self._handle()
         handle.check_ids(input)
         ids_U, inverse = torch.unique(input.long(), return_inverse=True)
+        handle.count(input.numel(), ids_U.numel())
         padding = _position(ids_U, self.padding_idx)
         rows_UD = handle.rows(ids_U, padding)
         return F.embedding(inverse, rows_UD, padding, scale_grad_by_freq=self.scale_grad_by_freq)
@@ -123,6 +124,7 @@ class ShardedEmbeddingBag(_Sharded, nn.EmbeddingBag):  # type: ignore[misc]  # t
             input, offsets, per_sample_weights, self.mode == "mean", self.padding_idx, self.include_last_offset
         )
         ids_U, inverse_L = torch.unique(request.ids_L, return_inverse=True)
+        handle.count(request.ids_L.numel(), ids_U.numel())
         if self._may_pool(request):
             # equal bags get equal answers: what activation checkpointing repeats must be what it was
             bags_BD = handle.pooled_before(request)

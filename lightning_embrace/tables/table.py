@@ -52,6 +52,8 @@ class ShardedTable:
         self.window = Window(parameter.new_empty(0, columns, requires_grad=False))
         #: what is looked up, where somebody wants to know
         self.noted: list[Tensor] | None = None
+        #: ids that the look-ups of training steps were given, and how many different ones each was given
+        self.looked_up = self.unique = 0
         #: applies the update that is pending for the table, if there is one
         self.settle: Callable[[], None] = lambda: None
         #: called in backward when it reaches a look-up

@@ -16,7 +16,8 @@ from lightning_embrace.monitor.timeline import Timeline
 def strategy(**more: Any) -> Any:
     """As far as it is watched."""
     foresight = SimpleNamespace(counts={"prior": 3, "delayed": 7, "early": 2, "rest": 1}, planned=[0, 1])
-    session = SimpleNamespace(foresight=foresight, tables=[None, None], relaxed=True)
+    tables = [SimpleNamespace(unique=2, looked_up=5)] * 2
+    session = SimpleNamespace(foresight=foresight, tables=tables, relaxed=True, step=0)
     about = {"_barrier_because": None, "_blind_because": None, "_timeline": None}
     return SimpleNamespace(traffic=Traffic(), _session=session, **{**about, **more})
 
@@ -25,6 +26,7 @@ def test_a_step_counts_what_came_since_the_last() -> None:
     """Payload by kind and direction, and the rows of this step."""
     watched = strategy()
     watch = Watch(watched, 0)
+    watch.begin()
     watched.traffic.add("rows", 10, 20)
     assert watch.step()["sent rows"] == 10
     watched.traffic.add("rows", 1, 2)
@@ -35,14 +37,19 @@ def test_a_step_counts_what_came_since_the_last() -> None:
 def test_waiting_is_summed_up_by_step_without_the_first_ones() -> None:
     """Of a traced run; an untraced one says nothing of it."""
     timeline = Timeline(0, 2)
+    traced = strategy(_timeline=timeline)
+    watch, blank = Watch(traced, warmup=1), Watch(strategy(), warmup=1)
+    watch.begin()
+    blank.begin()
     for step, seconds in ((0, 9), (1, 2), (2, 3)):
         timeline.at_step(step)
         timeline.waited("wait rows", 0, seconds * 10**9, group="sparse group")
-    watch = Watch(strategy(_timeline=timeline), warmup=1)
+        traced._session.step += 1
+        watch.step()
+        blank.step()
     watch.end()
-    assert watch.result()["about"]["exposed"] == [2.0, 3.0]
-    blank = Watch(strategy(), warmup=1)
     blank.end()
+    assert watch.result()["about"]["exposed"] == [2.0, 3.0]
     assert "exposed" not in blank.result()["about"]
 
 

@@ -26,6 +26,8 @@ class _Measure(Callback):
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
         if trainer.global_step == 0:
+            if self._watch is not None:
+                self._watch.begin()
             self._meter.boundary()
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:

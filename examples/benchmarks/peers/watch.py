@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_embrace.monitor.summary import summarise
+from lightning_embrace.steps import StepReader
 
 
 class Watch:
@@ -17,20 +17,23 @@ class Watch:
 
     def __init__(self, strategy: Any, warmup: int) -> None:
         self._strategy, self._warmup = strategy, warmup
-        self._before: dict[str, int] = {}
+        self._reader: StepReader | None = None
+        self._exposed: list[float] = []
         self._about: dict[str, Any] = {}
+
+    def begin(self) -> None:
+        """Call before the first step."""
+        self._reader = StepReader(self._strategy.traffic, self._strategy._session, self._strategy._timeline)
 
     def step(self) -> dict[str, float]:
         """Call at the end of every step: bytes sent (``sent rows``, …) and received in it, and rows by kind."""
-        traffic = self._strategy.traffic
-        now = {f"sent {kind}": size for kind, size in dict(traffic.sent).items()}
-        now |= {f"received {kind}": size for kind, size in dict(traffic.received).items()}
-        counts: dict[str, float] = {name: size - self._before.get(name, 0) for name, size in now.items()}
-        self._before = now
-        foresight = self._strategy._session.foresight
-        if foresight is not None:
-            counts |= {**foresight.counts, "tables foreseen": len(foresight.planned)}
-        return counts
+        assert self._reader is not None
+        cost = self._reader.read()
+        counts: dict[str, float] = {f"sent {kind}": size for kind, size in cost.sent.items()}
+        counts |= {f"received {kind}": size for kind, size in cost.received.items()}
+        if cost.exposed is not None:
+            self._exposed.append(cost.exposed)
+        return {**counts, **cost.rows, "tables foreseen": cost.foreseen}
 
     def end(self) -> None:
         """Call before the strategy's teardown."""
@@ -41,11 +44,8 @@ class Watch:
             "barrier because": strategy._barrier_because,
             "blind because": strategy._blind_because,
         }
-        timeline = strategy._timeline
-        if timeline is not None:
-            recording = timeline.recording()
-            steps = sorted({span.step for span in recording.spans if span.step is not None})[self._warmup :]
-            self._about["exposed"] = [summarise(recording.spans, step).exposed for step in steps]
+        if strategy._timeline is not None:
+            self._about["exposed"] = self._exposed[self._warmup :]
 
     def result(self) -> dict[str, Any]:
         """For the record of this rank, after the training."""
