@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from lightning_embrace.batches import BatchesMixin
+from lightning_embrace.callbacks import CallbacksMixin
 from lightning_embrace.comm.connect import Connection
 from lightning_embrace.comm.serve import RowService
 from lightning_embrace.precision import PrecisionMixin
@@ -13,7 +14,7 @@ from lightning_embrace.session import Session
 from lightning_embrace.tracing import TracingMixin
 
 
-class FailingMixin(BatchesMixin, PrecisionMixin, TracingMixin):
+class FailingMixin(BatchesMixin, CallbacksMixin, PrecisionMixin, TracingMixin):
     """What a strategy holds of the other ranks, and how it lets go of it."""
 
     _connection: Connection | None
@@ -54,6 +55,7 @@ class FailingMixin(BatchesMixin, PrecisionMixin, TracingMixin):
         """What remains after a failure: no collective, no waiting for others."""
         self._let_loaders_go()
         self._give_precision_back()
+        self._give_callbacks_back()
         if self._session is not None:
             self._session.release()
         if self._connection is not None:

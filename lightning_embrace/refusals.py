@@ -13,9 +13,6 @@ from lightning_embrace.tables.find import TableSpec
 from lightning_embrace.tables.modules import is_sharded
 from lightning_embrace.tables.parked import is_parked
 
-#: Lightning's callbacks that copy the whole model before training and average or exchange all its parameters
-_AVERAGING = ("StochasticWeightAveraging", "WeightAveraging")
-
 
 def check_model(model: nn.Module) -> None:
     """Refuses a model that an interrupted fit has left sharded, and one whose tables have no memory.
@@ -52,19 +49,35 @@ def check_trainer(trainer: Any, precision_plugin: Any, namespace: Namespace) -> 
         )
 
 
+def check_callbacks_anywhere(callbacks: Sequence[Any], namespace: Namespace) -> None:
+    """Refuses callbacks that cannot run in several processes, whatever the model.
+
+    Raises:
+        MisconfigurationException: There is such a callback.
+    """
+    finder = namespace.get("callbacks.BatchSizeFinder")
+    if any(isinstance(callback, finder) for callback in callbacks):
+        raise namespace.get_fabric("utilities.exceptions.MisconfigurationException")(
+            "BatchSizeFinder (Tuner.scale_batch_size) tries batches out in one process, and Lightning refuses it under"
+            " every distributed strategy. Find the size with Trainer(devices=1, strategy='auto'), give it to the"
+            " loader, and train with strategy='embrace' without the finder."
+        )
+
+
 def check_callbacks(callbacks: Sequence[Any], specs: Sequence[TableSpec], namespace: Namespace) -> None:
-    """Refuses callbacks that pair the parameters of a whole copy of the model with sharded ones.
+    """Refuses callbacks that would judge a table by the columns of one rank.
 
     Raises:
         MisconfigurationException: There is such a callback, and a sharded table.
     """
-    sharded = [s.name for s in specs if s.place == "sharded"]
-    module = namespace.get("callbacks")
-    averaging = tuple(getattr(module, name) for name in _AVERAGING if hasattr(module, name))
+    sharded = {id(module): s.name for s in specs if s.place == "sharded" for module in s.lookups()}
+    pruning = namespace.get("callbacks.ModelPruning")
     for callback in callbacks:
-        if sharded and isinstance(callback, averaging):
-            raise namespace.get_fabric("utilities.exceptions.MisconfigurationException")(
-                f"{type(callback).__name__} averages a whole copy of the model with its parameters, but each rank holds"
-                f" only some columns of {', '.join(sharded)}. Keep the tables whole with EmbRaceStrategy(tables=[]),"
-                " use strategy='ddp', or leave the callback out and average the checkpoints afterwards."
-            )
+        if isinstance(callback, pruning):
+            names = [sharded[id(m)] for m, _ in callback._parameters_to_prune if id(m) in sharded]
+            if names:
+                raise namespace.get_fabric("utilities.exceptions.MisconfigurationException")(
+                    f"{type(callback).__name__} would prune {', '.join(names)}, of which each rank holds some columns."
+                    " Give it parameters_to_prune=[(module, 'weight'), ...] without these tables, or keep them whole:"
+                    f" EmbRaceStrategy(tables={['*', *(f'!{name}' for name in names)]})."
+                )

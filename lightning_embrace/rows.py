@@ -193,6 +193,21 @@ class RowSource:
         self.when_touched(table)
         self.advance()
 
+    @contextmanager
+    def rewriting(self) -> Iterator[None]:
+        """Inside, all ranks change weights of any tables alike: to look them up, not to train them. Collective."""
+        act_together(self._comm, Act.AVERAGES)  # a rank that is behind may look up what is to be changed
+        if self.service is not None:
+            self.service.change()
+        for table in self.tables:
+            self.check_alive(table)
+            table.settle()
+        yield
+        # what a window holds stays: gradients are accumulated there, and its rows are those of the weights from before
+        for table in self.tables:
+            self.when_touched(table)
+        self.advance()
+
     def shown(self, table: ShardedTable) -> Tensor:
         """What a state dict holds for a table."""
         self.check_alive(table)

@@ -174,18 +174,19 @@ class Session:
         self.rows.open_rounds(self.step, planned)
         self.rows.in_step = self._inside_training_step = True
 
-    def end_training_step(self, backward_follows: bool) -> None:
+    def end_training_step(self, backward_follows: bool, steps_anyway: bool = False) -> None:
         """Call after the user's training step.
 
         Args:
             backward_follows: Automatic optimization: backward will close the rounds. Else they are closed here.
+            steps_anyway: Automatic optimization without backward: the optimizer steps all the same.
         """
         self.pending.keep_gradients = False  # from here on `zero_grad` may have run: after forward, that is
         if not backward_follows:
             self._leave_forward()
             self._close_rounds()
         self.rows.in_step = self._inside_training_step = False
-        self._buffers_may_differ = backward_follows
+        self._buffers_may_differ = backward_follows or steps_anyway
 
     def before_backward(self, synchronise: bool) -> None:
         """Call before a backward pass: answers the other ranks until all have left their forward pass.
@@ -269,12 +270,12 @@ class Session:
             else:
                 block.unpack()
 
-    def sync_buffers(self, act: Act = Act.STEP) -> None:
-        """Gives every rank rank 0's buffers, where DDP would.
+    def sync_buffers(self, act: Act = Act.STEP, anyway: bool = False) -> None:
+        """Gives every rank rank 0's buffers, where DDP would. Collective.
 
-        That is not while gradients are accumulated, and not in manual optimization. Collective.
+        That is not while gradients are accumulated, and not in manual optimization, but ``anyway``.
         """
-        if self._buffers_may_differ:
+        if self._buffers_may_differ or anyway:
             self._buffers_may_differ = False
             self._buffers.sync(act)
 

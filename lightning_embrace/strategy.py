@@ -137,6 +137,7 @@ class EmbRaceMixin(SavingMixin, AnnouncingMixin, FailingMixin, DistributedMixin)
                 self.setup_optimizers(trainer)
                 check_optimizers(self.optimizers, specs)
                 check_full_saves(session, self.optimizers, trainer.checkpoint_callbacks)
+                self._take_callbacks(session, trainer)
             for optimizer in self.optimizers:
                 session.watch(optimizer)
             self._relax(session, trainer)
@@ -201,7 +202,9 @@ class EmbRaceMixin(SavingMixin, AnnouncingMixin, FailingMixin, DistributedMixin)
         self._let_loaders_go()
         self._give_precision_back()
         if self._session is not None:
+            self._gather_copies()
             self._session.unshard(self.optimizers)
+        self._give_callbacks_back()
         if self._connection is not None:
             self._write_trace()
             self.barrier("teardown")
@@ -232,7 +235,7 @@ class EmbRaceMixin(SavingMixin, AnnouncingMixin, FailingMixin, DistributedMixin)
             except StopIteration:  # `training_step(dataloader_iter)` asked for a batch, and there is none
                 session.leave_training_step()
                 raise
-            session.end_training_step(backward_follows=self.lightning_module.automatic_optimization)
+            session.end_training_step(*self._what_follows(self._synchronise))
             self._looked_up()
         return output
 

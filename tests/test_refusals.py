@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import (
-    EMAWeightAveraging,
-    StochasticWeightAveraging,
-    WeightAveraging,
-)
+from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
@@ -46,16 +42,6 @@ def test_a_scaler_of_one_s_own():
     assert "torch.amp.GradScaler" in message and "bf16-mixed" in message
 
 
-@pytest.mark.parametrize(
-    "callback", [StochasticWeightAveraging(1e-2, swa_epoch_start=1), WeightAveraging(), EMAWeightAveraging()]
-)
-def test_weight_averaging(callback):
-    """These copy the whole model in ``setup`` and average it with shards: narrow ones would be broadcast silently."""
-    message = refused(f"{type(callback).__name__} averages", callbacks=[callback])
-    assert "words, bags" in message
-    assert "tables=[]" in message
-
-
 def average(strategy: str, callback: str) -> Any:
     made = {
         "swa": lambda: StochasticWeightAveraging(1e-2, swa_epoch_start=1),
@@ -69,7 +55,7 @@ def average(strategy: str, callback: str) -> Any:
 
 @pytest.mark.parametrize("callback", ["swa", "ema"])
 def test_weight_averaging_of_whole_tables(ranks, callback):
-    """What the message offers works: with all tables whole the callbacks do what they do under DDP."""
+    """With all tables whole the callbacks do what they do under DDP."""
     expected = ranks(2).run(average, "ddp", callback)
     assert_same(ranks(2).run(average, "embrace", callback), expected)
 

@@ -48,6 +48,7 @@ class Act(IntEnum):
     LOADER = 5
     NORM = 6
     OVERFLOW = 7
+    AVERAGES = 8
 
     def __str__(self) -> str:
         return (
@@ -59,6 +60,7 @@ class Act(IntEnum):
             "begins to read its training data",
             "takes the norm of gradients (clips them, or calls `grad_norm`)",
             "has unscaled its gradients",
+            "exchanges its weights for averaged ones, or back",
         )[self]
 
 
