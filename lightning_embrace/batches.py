@@ -79,6 +79,11 @@ class BatchesMixin(Base):
             dataloader, agreed.length, trainer.limit_train_batches, ahead=self._blind_because is None
         )
 
+    def barrier(self, name: str | None = None) -> None:
+        """Lightning names its barriers by what it is about to do with loaders."""
+        self._loader_kind.hear(name)
+        super().barrier(name)  # type: ignore[safe-super]  # the strategy's own comes behind this part of it
+
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """The next batch is known by now."""
         super().on_train_batch_start(batch, batch_idx)

@@ -88,6 +88,14 @@ def shard_optimizer_state(
     return {**state_dict, "state": states}
 
 
+def shard_optimizer(tables: list[ShardedTable], optimizer: Optimizer) -> None:
+    """Cuts this rank's columns out of states that an optimizer made for whole tables, as Adagrad does at once."""
+    for table in tables:
+        if table.parameter in optimizer.state:
+            state = optimizer.state[table.parameter]
+            state.update({key: _columns_of(table, value) for key, value in state.items()})
+
+
 def restore_optimizer(comm: Communicator, tables: list[ShardedTable], optimizer: Optimizer) -> None:
     """Replaces an optimizer's table states by whole ones, on every rank and on its CPU. Collective."""
     for table in tables:

@@ -22,7 +22,6 @@ from lightning_embrace.comm.torch_backend import ExchangeError
 from lightning_embrace.config import EmbRaceConfig
 from lightning_embrace.horovodrun import devices_of, environment_class, nodes_of
 from lightning_embrace.launch import make_launcher
-from lightning_embrace.lookahead.reasons import LoaderKind
 from lightning_embrace.mixin import Base
 from lightning_embrace.monitor.files import horovod_path
 from lightning_embrace.namespaces import Namespace
@@ -38,7 +37,6 @@ class DistributedMixin(Base):
     _connection: Connection | None
     _failed: bool
     _stopping: bool
-    _loader_kind: LoaderKind
 
     @property
     def is_distributed(self) -> bool:
@@ -108,14 +106,18 @@ class DistributedMixin(Base):
     def setup_environment(self) -> None:
         """Joins the default process group, on which Lightning and torchmetrics communicate, and the control channel."""
         super().setup_environment()
-        if self.config.start_method == "forkserver" and self.lightning_module is not None:
-            _unshare(self.lightning_module)
-        self.namespace.get_fabric("utilities.seed.reset_seed")()
+        self._begin_process()
         self.set_world_ranks()
         if not dist.is_initialized():
             self._join_default_group()
         self._failed = self._stopping = False
         self._connection = self._connect()
+
+    def _begin_process(self) -> None:
+        """What the Trainer's strategies do in every process before ranks meet."""
+        if self.config.start_method == "forkserver" and self.lightning_module is not None:
+            _unshare(self.lightning_module)
+        self.namespace.get_fabric("utilities.seed.reset_seed")()
 
     def _connect(self) -> Connection:
         """Meets the other ranks. Collective."""
@@ -193,7 +195,6 @@ class DistributedMixin(Base):
 
     def barrier(self, name: str | None = None) -> None:
         """Waits for all ranks on the default group."""
-        self._loader_kind.hear(name)
         if dist.is_initialized():
             devices = [self.root_device.index] if dist.get_backend() == "nccl" else None
             with self._naming(f"barrier {name!r}" if name else "barrier"):

@@ -152,6 +152,15 @@ class Foresight:
         wants = self._wants(chosen)
         self._early = self._exchange(wants, "early rows of the next step", urgent=False)
 
+    def check_early_rows(self) -> None:
+        """Call before the optimizer steps where gradients may have been changed: rows that came early must not move."""
+        for table, ids in [(self._tables[t], ids) for wants in self._early_wants() for t, ids in wants.items()]:
+            if _moves(table.parameter.grad, ids):
+                self.moved = True
+
+    def _early_wants(self) -> Sequence[Wants]:
+        return () if self._early is None else self._early.wants
+
     def next_rows(self) -> dict[int, Tensor]:
         """For tables whose gradient may come in parts, all rows that any rank looks up in the next step."""
         if not self._vertical:
@@ -199,6 +208,15 @@ def verdicts_on(tables: list[ShardedTable], optimizers: Iterable[Optimizer]) -> 
                 keeps = not touches_all_rows(optimizer, group, sparse)
                 verdicts[index] = Verdict(splits(optimizer, group, sparse), keeps)
     return verdicts
+
+
+def _moves(grad: Tensor | None, ids: Tensor) -> bool:
+    """Whether some of these rows have a gradient."""
+    if grad is None or ids.numel() == 0:
+        return False
+    if grad.is_sparse:
+        return bool(torch.isin(ids, grad._indices()[0]).any())
+    return bool(grad.index_select(0, ids).any())
 
 
 def _count(wanted: Wants) -> int:

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,26 +41,17 @@ def make_launcher(strategy: Any, namespace: Namespace, start_method: str) -> Any
 @functools.cache
 def launcher_of_children(namespace: Namespace) -> Any:
     """Lightning's multiprocessing launcher of a namespace, with children that say why they fail and end on Ctrl-C."""
-    return type(
-        "ChildrenLauncher", (_ChildrenMixin, namespace.get("strategies.launchers._MultiProcessingLauncher")), {}
-    )
+    base = namespace.get("strategies.launchers._MultiProcessingLauncher")
+    return type("ChildrenLauncher", (_ChildrenMixin, base), {"make_class": staticmethod(launcher_of_children)})
 
 
-class _ChildrenMixin:
+class ChildMixin:
+    """A launcher's children, of the Trainer or of Fabric, that say why they fail."""
+
     _strategy: Any
     _start_method: str
-    procs: list[Any]
-
-    def launch(self, *args: Any, **kwargs: Any) -> Any:
-        """Ends the children when the parent is interrupted: a notebook interrupts nobody but its kernel."""
-        try:
-            return super().launch(*args, **kwargs)  # type: ignore[misc]
-        except KeyboardInterrupt:
-            deadline = time.monotonic() + _GRACE_SECONDS
-            for process in self.procs:  # in a terminal they were interrupted too, and may have something to say
-                process.join(max(0.0, deadline - time.monotonic()))
-            self.kill(signal.SIGKILL)  # type: ignore[attr-defined]
-            raise
+    #: makes the launcher's class, which has no name to be found by, of a namespace
+    make_class: Callable[[Namespace], Any]
 
     def _wrapping_function(self, *args: Any, **kwargs: Any) -> None:
         if self._start_method == "fork" and "OMP_NUM_THREADS" not in os.environ:
@@ -77,10 +69,25 @@ class _ChildrenMixin:
             raise
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _new_launcher, (self._strategy.namespace,), self.__getstate__()  # type: ignore[attr-defined]
+        return _new_launcher, (self.make_class, self._strategy.namespace), self.__getstate__()  # type: ignore[attr-defined]
 
 
-def _new_launcher(namespace: Namespace) -> Any:
-    """Unpickles a launcher in a child: its class has no name to be found by."""
-    kind = launcher_of_children(namespace)
+class _ChildrenMixin(ChildMixin):
+    procs: list[Any]
+
+    def launch(self, *args: Any, **kwargs: Any) -> Any:
+        """Ends the children when the parent is interrupted: a notebook interrupts nobody but its kernel."""
+        try:
+            return super().launch(*args, **kwargs)  # type: ignore[misc]
+        except KeyboardInterrupt:
+            deadline = time.monotonic() + _GRACE_SECONDS
+            for process in self.procs:  # in a terminal they were interrupted too, and may have something to say
+                process.join(max(0.0, deadline - time.monotonic()))
+            self.kill(signal.SIGKILL)  # type: ignore[attr-defined]
+            raise
+
+
+def _new_launcher(make_class: Callable[[Namespace], Any], namespace: Namespace) -> Any:
+    """Unpickles a launcher in a child."""
+    kind = make_class(namespace)
     return kind.__new__(kind)

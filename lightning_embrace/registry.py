@@ -13,10 +13,14 @@ _MODULES = {
     "lightning.pytorch": "lightning_embrace.strategy",
     "pytorch_lightning": "lightning_embrace.pytorch_lightning",
 }
+_FABRIC_MODULES = {
+    "lightning.pytorch": "lightning_embrace.fabric",
+    "pytorch_lightning": "lightning_embrace.lightning_fabric",
+}
 
 
 def register() -> None:
-    """Registers the strategies in every installed namespace of Lightning. Doing it twice is harmless.
+    """Registers the strategies in every installed namespace of Lightning, and its Fabric. Doing it twice is harmless.
 
     Importing a namespace is the only way to its registry, and costs 0.1 s where the other one is there. Each one that
     is imported takes Lightning's rank-zero messages over: they are given back to the one that had them.
@@ -39,5 +43,7 @@ def register() -> None:
         keeper = keeper or (rank_zero.log, rank_zero.rank_zero_deprecation_category)
         strategy = import_module(_MODULES[namespace.name]).EmbRaceStrategy
         strategy.register_strategies(registry)
+        fabrics = import_module(_FABRIC_MODULES[namespace.name]).EmbRaceStrategy
+        fabrics.register_strategies(namespace.get_fabric("strategies.STRATEGY_REGISTRY"))
     if keeper is not None:
         rank_zero.log, rank_zero.rank_zero_deprecation_category = keeper

@@ -19,7 +19,6 @@ from lightning_embrace.comm.serve import RowService
 from lightning_embrace.comm.traffic import Traffic
 from lightning_embrace.config import Communication, EmbRaceConfig, Lookahead, StartMethod, UnevenLoaders, WireDtype
 from lightning_embrace.construction import check_full_saves
-from lightning_embrace.distributed import DistributedMixin
 from lightning_embrace.failing import FailingMixin
 from lightning_embrace.lookahead.ahead import Lookahead as Ahead
 from lightning_embrace.lookahead.ahead import Pair
@@ -27,12 +26,13 @@ from lightning_embrace.lookahead.reasons import LoaderKind
 from lightning_embrace.lookahead.source import Source, make_source
 from lightning_embrace.monitor.timeline import Profiled, Recorder, Timeline
 from lightning_embrace.namespaces import LIGHTNING, Namespace, other
+from lightning_embrace.opening import OpeningMixin
 from lightning_embrace.optim.check import check_optimizers
 from lightning_embrace.refusals import check_callbacks, check_model, check_trainer
 from lightning_embrace.relaxation import why_disturbed, why_not_relaxed
 from lightning_embrace.saving import SavingMixin
 from lightning_embrace.schedule.buffers import broadcast_tensors
-from lightning_embrace.schedule.order import Name, Schedule
+from lightning_embrace.schedule.order import Name
 from lightning_embrace.session import Session
 from lightning_embrace.signals import Sigterm
 
@@ -40,7 +40,7 @@ _TIMEOUT = timedelta(minutes=30)
 _MODULE = {"lightning.pytorch": "lightning_embrace", "pytorch_lightning": "lightning_embrace.pytorch_lightning"}
 
 
-class EmbRaceMixin(SavingMixin, AnnouncingMixin, FailingMixin, DistributedMixin):
+class EmbRaceMixin(SavingMixin, AnnouncingMixin, FailingMixin, OpeningMixin):
     """The strategy without its base class, which differs between the two namespaces of Lightning."""
 
     namespace: ClassVar[Namespace]
@@ -158,28 +158,7 @@ class EmbRaceMixin(SavingMixin, AnnouncingMixin, FailingMixin, DistributedMixin)
         assert self._connection is not None and self.model is not None
         self._connection.communicator.traffic = self.traffic
         communicator = self._traced(self._connection.communicator)
-        self._check_same_model(communicator, self.model)
-        schedule = Schedule.of(self.config.schedule)
-        self._session = Session(
-            self.model,
-            specs,
-            communicator,
-            self.config.wire_dtype,
-            schedule,
-            self.config.chunk_bytes,
-            self._recorder,
-        )
-        if self.world_size > 1:
-            self._service = RowService(
-                self.global_rank,
-                self.world_size,
-                self._session.rows.reader(),
-                self._connection.control,
-                self.traffic,
-                self.config.timeout,
-            )
-            self._session.rows.service = self._service
-        return self._session
+        return self._open(self.model, specs, communicator)
 
     def _relax(self, session: Session, trainer: Any) -> None:
         self._barrier_because = why_not_relaxed(trainer, self.lightning_module, self.precision_plugin, self.namespace)

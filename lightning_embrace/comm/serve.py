@@ -8,6 +8,7 @@ have passed it or cannot reach it.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -26,7 +27,9 @@ from lightning_embrace.comm.traffic import Traffic
 _REQUEST, _IDS, _ROWS = 1, 2, 3
 # the server's receive is open for as long as the training lasts
 _FOREVER = timedelta(days=365)
+_FAREWELL = timedelta(seconds=1)
 _STOP = -1
+_LEAVE = -2
 # what an answer begins with: rows follow, or nothing of use
 _GIVEN, _PASSED, _NEVER = range(3)
 _VERDICT_BYTES = 8
@@ -83,6 +86,8 @@ class RowService:
         self._in_rounds = False
         self._waiting: list[_Request] = []
         self._lock = threading.Lock()  # guards the four above
+        #: another rank's process has ended in good order, and its connections with it
+        self._left = False
         self._asking = threading.Lock()  # one question at a time: answers carry no number
         self._thread = threading.Thread(target=self._serve, name="embrace-rows", daemon=True)
         self._thread.start()
@@ -164,6 +169,15 @@ class RowService:
         self._thread.join(timeout=10.0)
         dist.destroy_process_group(self._group)
 
+    def leave(self) -> None:
+        """This process ends in good order, whenever the others do: connections that break with it are no failure."""
+        with contextlib.suppress(RuntimeError):  # some have gone before
+            for rank in range(self._world_size):
+                if rank != self._rank:
+                    farewell = dist.isend(torch.tensor([_LEAVE, 0, 0]), group=self._group, group_dst=rank, tag=_REQUEST)
+                    assert farewell is not None
+                    farewell.wait(_FAREWELL)
+
     def abandon(self) -> None:
         """Ends after a failure: look-ups that wait raise, and no more are answered."""
         break_group(self._group)
@@ -177,11 +191,16 @@ class RowService:
                 table, count, version = header.tolist()
                 if table == _STOP:
                     return
+                if table == _LEAVE:
+                    self._left = True
+                    continue
                 source = work._source_rank()
                 ids_U = torch.empty(count, dtype=torch.int64)
                 dist.recv(ids_U, group=self._group, group_src=source, tag=_IDS)
                 self._answer(_Request(source, table, version, ids_U))
         except BaseException as error:
+            if self._left:
+                return
             if isinstance(error, RuntimeError) and self._control.wait_for_failure(_REASON_SECONDS) is not None:
                 return  # the group broke with that rank; main threads raise at their next exchange
             self._control.report(error)

@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_map_only
 from lightning_embrace.lookahead.ends import describe_refused, describe_unequal
 from lightning_embrace.lookahead.loader import Item, LookaheadLoader, Terms, wrap
 
-_DRAWS = (
+#: what is said of a loader that must not be read ahead
+DRAWS = (
     "The training loader draws random numbers in the training process. No batch is fetched ahead, so that it and the"
     " model get the same numbers as with ddp, and rows are exchanged when they are looked up. To overlap that with"
     " compute, load in another process (`num_workers=1`) or draw from a generator of the loader's own."
@@ -165,7 +166,7 @@ class Lookahead:
             draws = any(self._ask(draws))
         if draws and not self._warned_of_draws:
             self._warned_of_draws = True
-            self._warn(_DRAWS)
+            self._warn(DRAWS)
         return draws
 
     def _pop(self, index: int) -> tuple[Any, Any, bool] | None:
