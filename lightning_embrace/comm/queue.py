@@ -31,12 +31,15 @@ class Slot:
         issue: Starts the exchange. The queue's thread calls it, when it is this slot's turn and its data are there.
         what: The exchange's name, for the timeline.
         nbytes: Its size, where it counts for :attr:`LowPriorityQueue.rate`.
+        alone: It begins when those before it have ended: an AllReduce takes many small hops, one after the other, and
+            beside an AlltoAll each would wait behind a large message.
     """
 
-    def __init__(self, issue: Callable[[], Handle], what: str, nbytes: int = 0) -> None:
+    def __init__(self, issue: Callable[[], Handle], what: str, nbytes: int = 0, alone: bool = False) -> None:
         self.issue = issue
         self.what = what
         self.nbytes = nbytes
+        self.alone = alone
         #: when its data were there
         self.asked: Moment | None = None
         #: gets to know who waits for the queue's thread
@@ -174,6 +177,8 @@ class LowPriorityQueue:
     def _work(self) -> None:
         flying: deque[tuple[Slot, Handle]] = deque()
         while (slot := self._next(flying)) is not None:
+            while slot.alone and flying:
+                self._land(flying)
             self._start(slot, flying)
             while len(flying) >= _IN_FLIGHT:
                 self._land(flying)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -15,6 +16,7 @@ from lightning_embrace.comm.base import Handle
 from lightning_embrace.comm.breaking import break_group
 from lightning_embrace.comm.control import Control, RankFailedError
 from lightning_embrace.comm.counting import CountingCommunicator, look_until
+from lightning_embrace.comm.ordered import OrderedAllToAll
 from lightning_embrace.comm.traffic import all_to_all_bytes, broadcast_bytes, ring_bytes
 from lightning_embrace.monitor.timeline import shown
 
@@ -149,13 +151,21 @@ class TorchCommunicator(CountingCommunicator):
         # urgent exchanges (rows and their gradients) must not queue behind large AllReduces
         self._sparse = dist.new_group(timeout=timeout, backend=backend, pg_options=_group_options(backend, timeout))
         self._dense = dist.new_group(timeout=timeout, backend=backend)
+        self._all_to_all = {group: self._all_to_all_on(group) for group in (self._sparse, self._dense)}
 
     def gather(self, header_H: Tensor, what: str) -> Handle:
         """See :class:`~lightning_embrace.comm.base.Communicator`."""
         header_H = header_H.to(self.device)
         gathered_NH = header_H.new_empty(self.world_size, header_H.numel())
+        # from every rank to every other one: gloo's AllGather passes headers on from rank to rank, and at each of the
+        # N - 1 hops they would wait behind the large messages that are on that link
         work = self._issue(
-            what, dist.all_gather, list(gathered_NH.unbind(0)), header_H, group=self._sparse, async_op=True
+            what,
+            dist.all_to_all_single,
+            gathered_NH.view(-1),
+            header_H.repeat(self.world_size),
+            group=self._sparse,
+            async_op=True,
         )
         sent = header_H.numel() * header_H.element_size() * (self.world_size - 1)
         self._count("header", sent, sent)
@@ -174,16 +184,8 @@ class TorchCommunicator(CountingCommunicator):
         """See :class:`~lightning_embrace.comm.base.Communicator`."""
         assert send.dim() == 1 and send.is_contiguous() and send.numel() == sum(send_splits)
         received = send.new_empty(sum(receive_splits))
-        work = self._issue(
-            what,
-            dist.all_to_all_single,
-            received,
-            send,
-            list(receive_splits),
-            list(send_splits),
-            group=self._dense if low_priority else self._sparse,
-            async_op=True,
-        )
+        start = self._all_to_all[self._dense if low_priority else self._sparse]
+        work = self._issue(what, start, received, send, list(receive_splits), list(send_splits))
         sent, came = all_to_all_bytes(send_splits, receive_splits, self.rank, send.element_size())
         if urgent and not low_priority:
             self._urgent.add(work.is_completed, max(sent, came))
@@ -214,6 +216,11 @@ class TorchCommunicator(CountingCommunicator):
         """Ends after a failure: what is under way raises, for this process could not end before it has."""
         break_group(self._sparse)
         break_group(self._dense)
+
+    def _all_to_all_on(self, group: Any) -> Callable[..., Any]:
+        if self.device.type == "cpu" and dist.get_backend(group) == "gloo":
+            return OrderedAllToAll(group, self.rank, self.world_size).start
+        return partial(dist.all_to_all_single, group=group, async_op=True)
 
     def _handle(self, work: Any, result: Tensor, what: str, to_cpu: bool = False) -> TorchHandle:
         return TorchHandle(work, result, self.control, what, self._on_stream, to_cpu)

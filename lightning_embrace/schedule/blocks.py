@@ -14,7 +14,7 @@ BLOCK_BYTES = 25 << 20
 #: neighbours smaller than this share a block: an exchange costs latency
 SMALL_BYTES = 1 << 20
 #: what travels at once, at most and at least
-CHUNK_BYTES = (1 << 18, 4 << 20)
+CHUNK_BYTES = (1 << 16, 4 << 20)
 #: how long a chunk should take: an urgent exchange soon has the link to itself, and latency is small beside it
 CHUNK_SECONDS = 50e-3
 

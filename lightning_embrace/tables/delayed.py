@@ -67,7 +67,7 @@ class LateExchange:
         self.parts = parts
         self._counts = counts
         self._what = f"delayed gradient rows of {', '.join(part.table.name for part in parts)}"
-        self.slot = Slot(self._issue, self._what)
+        self.slot = Slot(self._issue, self._what, alone=True)
         self._blocks: dict[tuple[int, int], list[Tensor]] | None = None
         self._lock = threading.Lock()
         for part in parts:

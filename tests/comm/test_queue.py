@@ -25,8 +25,15 @@ PATIENCE = 20.0  # seconds, reached only by a test that fails
 class Exchange:
     """Starts when its slot is issued, ends when the test says so."""
 
-    def __init__(self, number: int, issued: list[int], error: BaseException | None = None, ends: bool = True) -> None:
-        self.slot = Slot(self._issue, f"exchange {number}")
+    def __init__(
+        self,
+        number: int,
+        issued: list[int],
+        error: BaseException | None = None,
+        ends: bool = True,
+        alone: bool = False,
+    ) -> None:
+        self.slot = Slot(self._issue, f"exchange {number}", alone=alone)
         self._number, self._issued, self._error = number, issued, error
         self.end = threading.Event()
         if ends:
@@ -132,6 +139,21 @@ def test_two_are_in_flight(world: World) -> None:
     world.exchanges[0].end.set()
     assert eventually(lambda: len(world.issued) == 3)
     assert int(world.exchanges[0].slot.wait()) == 0
+
+
+def test_what_is_alone_begins_when_those_before_it_have_ended(world: World) -> None:
+    """Delayed rows beside the last chunks of an AllReduce doubled what the next forward pass waited for it."""
+    before = world.append(2, ends=False)
+    world.append(1, alone=True)
+    world.ready(0, 1, 2)
+    assert eventually(lambda: world.issued == [0, 1])
+    before[0].end.set()
+    before[0].slot.wait()
+    time.sleep(0.02)
+    assert world.issued == [0, 1]
+    before[1].end.set()
+    world.exchanges[2].slot.wait()
+    assert world.issued == [0, 1, 2]
 
 
 def test_every_slot_gives_way_for_a_bounded_time() -> None:
