@@ -133,17 +133,20 @@ def fit(strategy: str, case: str, folder: Path) -> Any:
         arguments = {**QUIET, "use_distributed_sampler": case != "lstm", "default_root_dir": folder}
         trainer = L.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_steps=steps, **arguments)
 
+        state: dict[str, Tensor] = {}
+
         class Look(L.Callback):
             def on_train_end(self, trainer: Any, module: Any) -> None:
-                session = getattr(trainer.strategy, "_session", None)
-                seen.extend([] if session is None else [t.name for t in session.tables])
+                if strategy == "embrace":
+                    seen.extend(table.name for table in trainer.strategy._session.tables)
+                    state.update(trainer.strategy.full_state_dict())  # what was built as columns stays so afterwards
+                else:
+                    state.update(module.state_dict())
 
         trainer.callbacks.append(Look())
         trainer.fit(model)
     assert seen == (names if strategy == "embrace" else [])
-    return {k: v.clone() for k, v in model.state_dict().items()}, {
-        k: float(v) for k, v in trainer.callback_metrics.items()
-    }
+    return {k: v.detach().clone() for k, v in state.items()}, {k: float(v) for k, v in trainer.callback_metrics.items()}
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.matrix] * (c == "lstm")) for c in CASES])
