@@ -143,7 +143,7 @@ class EmbRaceMixin(SavingMixin, AnnouncingMixin, FailingMixin, OpeningMixin):
             self._relax(session, trainer)
             self._take_precision(session)
         elif specs:
-            self._open_session(specs)
+            self._open(self.model, specs, self._connection.communicator)
             self.model_to_device()
         else:
             self.model_to_device()
