@@ -352,7 +352,7 @@ class EmbRaceStrategy(EmbRaceMixin, ParallelStrategy):
         uneven_loaders: Where the ranks' training loaders have unequal numbers of batches: ``"stop"``: all end where the
             first one does, with a warning; ``"raise"``.
         chunk_bytes: How much of a dense block's gradient travels at once; urgent exchanges come in between. ``None``:
-            tuned to about 50 ms of the wire, between 256 KiB and 4 MiB.
+            tuned to about 50 ms of the wire, between 64 KiB and 4 MiB.
         trace: A path: what was computed, exchanged and waited for is written there in Chrome's trace format. With
             Horovod, its own timeline is written beside it (``trace.horovod.json``).
         process_group_backend: ``"gloo"`` or ``"nccl"``; default: the device's.
