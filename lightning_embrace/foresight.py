@@ -73,8 +73,8 @@ class Foresight:
         self.planned: list[int] = []
         #: this rank's tables may have been changed by somebody since the early rows were read
         self.moved = False
-        #: what a step's rows were: prior and delayed gradient rows, rows that had come early, and others
-        self.counts = {"prior": 0, "delayed": 0, "early": 0, "rest": 0}
+        #: what a step's rows were: prior and delayed gradient rows; rows that came early, or early in vain; others
+        self.counts = {"prior": 0, "delayed": 0, "early": 0, "in vain": 0, "rest": 0}
 
     @property
     def words(self) -> list[int]:
@@ -104,8 +104,9 @@ class Foresight:
         rest = self._exchange(wants, f"rows of step {step}", always=self._narrow)
         self._ahead.hear()
         came_early = _count(came[self._comm.rank])
-        kept = 0 if self._ahead.moved else came_early
-        self.counts.update(early=kept, rest=_count(wants[self._comm.rank]) + came_early - kept)
+        in_vain = came_early if self._ahead.moved else 0
+        self.counts["early"], self.counts["in vain"] = came_early - in_vain, in_vain
+        self.counts["rest"] = _count(wants[self._comm.rank]) + in_vain
         if early is not None and self._ahead.moved:
             early.abandon()
             early = RowExchange(self._comm, self._tables, early.wants, f"rows of step {step} that were early")

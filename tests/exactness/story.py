@@ -169,7 +169,7 @@ class Witness(Callback):
 
     def most(self) -> dict[str, int]:
         """The largest value of every count."""
-        names = ("prior", "delayed", "early", "rest", "blocks", "parts")
+        names = ("prior", "delayed", "early", "in vain", "rest", "blocks", "parts")
         return {name: max((seen.get(name, 0) for seen in self.seen), default=0) for name in names}
 
 
