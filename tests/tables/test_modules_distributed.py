@@ -53,7 +53,7 @@ def test_shared_and_nested(ranks, sparse, optimizer):
 
 
 class BuiltLate(Scripted):
-    """Builds its tables in the hooks that Lightning has for it."""
+    """Builds its tables in ``setup``."""
 
     def __init__(self, optimizer: str) -> None:
         super().__init__(optimizer)
@@ -62,15 +62,11 @@ class BuiltLate(Scripted):
         if not hasattr(self, "early"):
             torch.manual_seed(3)
             self.early = nn.Embedding(V, 5).double()
-
-    def configure_model(self) -> None:
-        if not hasattr(self, "late"):
-            torch.manual_seed(4)
             self.late = nn.ModuleList([nn.EmbeddingBag(V, 4, mode="mean")]).double()
 
 
-def test_built_in_hooks(ranks):
-    """Tables made in ``setup`` and ``configure_model`` are sharded as well."""
+def test_built_in_setup(ranks):
+    """Tables made in ``setup`` are sharded as well; of those made in ``configure_model``, see test_construction."""
     calls = [look("early", [1, 2]), look("late.0", [[1, 2, 3, 4, 5, 6, 7]])]
     ours, _ = check(ranks, functools.partial(BuiltLate, "adam"), [[calls, calls[:1]], [calls[1:], calls]])
     assert ours[0].sent["rows"] > 0
