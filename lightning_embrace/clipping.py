@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from lightning_embrace.mixin import Base
 from lightning_embrace.namespaces import Namespace
 from lightning_embrace.optim.clipping import Tell, clip_by_norm, clip_by_value, norms
+from lightning_embrace.overlay import Overlay
 from lightning_embrace.session import Session
 from lightning_embrace.tables.headers import Act
 
@@ -31,23 +32,16 @@ class ClippingMixin(Base):
     """
 
     namespace: ClassVar[Namespace]
-    _torchs_norm: list[tuple[Any, str, Callable[..., Tensor]]]
 
-    def _take_clipping(self, session: Session) -> None:
+    def _take_clipping(self, session: Session, overlay: Overlay) -> None:
         plugin = self.precision_plugin
         base = self.namespace.get("plugins.precision.Precision")
         for name, ours in zip(_METHODS, (_by_norm, _by_value)):
             if getattr(type(plugin), name) is getattr(base, name):  # else the user knows better
-                setattr(plugin, name, partial(ours, plugin, session))
-        self._torchs_norm = [(m, name, getattr(m, name)) for m, name in _TORCHS_NORM if hasattr(m, name)]
-        for module, name, torchs in self._torchs_norm:
-            setattr(module, name, partial(_total_norm, session, torchs))
-
-    def _give_clipping_back(self) -> None:
-        for name in _METHODS:
-            vars(self.precision_plugin).pop(name, None)
-        for module, name, torchs in vars(self).pop("_torchs_norm", ()):
-            setattr(module, name, torchs)
+                overlay.lay(plugin, name, partial(ours, plugin, session))
+        for module, name in _TORCHS_NORM:
+            if hasattr(module, name):
+                overlay.lay(module, name, partial(_total_norm, session, getattr(module, name)))
 
 
 def _tell(session: Session) -> Tell:

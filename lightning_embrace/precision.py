@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_embrace.clipping import ClippingMixin
+from lightning_embrace.overlay import Overlay
 from lightning_embrace.session import Session
 from lightning_embrace.tables.headers import Act
 
@@ -21,21 +22,19 @@ _UNSCALE = "_unscale_grads_"
 class PrecisionMixin(ClippingMixin):
     """Makes the user's own precision plugin see whole gradients while tables are sharded."""
 
+    _laid_over_precision: Overlay | None = None
+
     def _take_precision(self, session: Session) -> None:
-        self._take_clipping(session)
-        scaler = _scaler_of(self.precision_plugin)
+        self._laid_over_precision = overlay = Overlay()
+        self._take_clipping(session, overlay)
+        scaler = getattr(self.precision_plugin, "scaler", None)
         if scaler is not None:
-            setattr(scaler, _UNSCALE, partial(_unscale, session, getattr(scaler, _UNSCALE)))
+            overlay.lay(scaler, _UNSCALE, partial(_unscale, session, getattr(scaler, _UNSCALE)))
 
     def _give_precision_back(self) -> None:
-        self._give_clipping_back()
-        scaler = _scaler_of(self.precision_plugin)
-        if scaler is not None:
-            vars(scaler).pop(_UNSCALE, None)
-
-
-def _scaler_of(plugin: Any) -> Any:
-    return getattr(plugin, "scaler", None)
+        if self._laid_over_precision is not None:
+            self._laid_over_precision.remove()
+        self._laid_over_precision = None
 
 
 def _unscale(

@@ -24,7 +24,8 @@ class StepCost:
         received: The same for received bytes.
         rows: ``"unique"`` and ``"repeated"``: ids that look-ups were given, look-up by look-up. Where the next batch is
             known, ``"prior"`` and ``"delayed"``: rows whose gradient was sent at once, or behind the next step;
-            ``"early"`` and ``"rest"``: rows that came during the step before, or when this one began.
+            ``"early"`` and ``"rest"``: rows that came during the step before, or when this one began; ``"in vain"``:
+            those of the rest that had come early as well.
         foreseen: How many tables' rows were brought before they were looked up.
         exposed: Seconds in which training stood still for others; None where waiting is not recorded.
     """
