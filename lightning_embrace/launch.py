@@ -19,6 +19,24 @@ from lightning_embrace.namespaces import Namespace
 _GRACE_SECONDS = 3.0
 # exit code of a child that has left training early, on SIGTERM as a rule
 _EARLY = 128 + signal.SIGTERM
+_START_METHODS = {"embrace": "popen", "embrace_spawn": "spawn", "embrace_fork": "fork", "embrace_notebook": "fork"}
+
+
+def register_by_start_method(strategy_registry: Any, strategy: type) -> None:
+    """Adds a strategy under a name for each way of starting processes.
+
+    Args:
+        strategy_registry: The Trainer's, or Fabric's.
+        strategy: The strategy's class.
+    """
+    for name, start_method in _START_METHODS.items():
+        strategy_registry.register(
+            name,
+            strategy,
+            description=f"Sparsity-aware hybrid communication, processes started by {start_method}",
+            override=True,
+            start_method=start_method,
+        )
 
 
 def make_launcher(strategy: Any, namespace: Namespace, start_method: str) -> Any:

@@ -20,6 +20,7 @@ from lightning_embrace.comm.traffic import Traffic
 from lightning_embrace.config import Communication, EmbRaceConfig, Lookahead, StartMethod, UnevenLoaders, WireDtype
 from lightning_embrace.construction import check_full_saves
 from lightning_embrace.failing import FailingMixin
+from lightning_embrace.launch import register_by_start_method
 from lightning_embrace.lookahead.ahead import Lookahead as Ahead
 from lightning_embrace.lookahead.ahead import Pair
 from lightning_embrace.lookahead.reasons import LoaderKind
@@ -156,7 +157,6 @@ class EmbRaceMixin(SavingMixin, AnnouncingMixin, FailingMixin, OpeningMixin):
 
     def _open_session(self, specs: list[Any]) -> Session:
         assert self._connection is not None and self.model is not None
-        self._connection.communicator.traffic = self.traffic
         communicator = self._traced(self._connection.communicator)
         return self._open(self.model, specs, communicator)
 
@@ -300,19 +300,7 @@ class EmbRaceMixin(SavingMixin, AnnouncingMixin, FailingMixin, OpeningMixin):
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
         """Adds ``embrace``, ``embrace_spawn``, ``embrace_fork``, ``embrace_notebook`` and ``embrace_horovod``."""
-        for name, start_method in (
-            ("embrace", "popen"),
-            ("embrace_spawn", "spawn"),
-            ("embrace_fork", "fork"),
-            ("embrace_notebook", "fork"),
-        ):
-            strategy_registry.register(
-                name,
-                cls,
-                description=f"Sparsity-aware hybrid communication, processes started by {start_method}",
-                override=True,
-                start_method=start_method,
-            )
+        register_by_start_method(strategy_registry, cls)
         strategy_registry.register(
             "embrace_horovod",
             cls,

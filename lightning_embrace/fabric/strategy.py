@@ -25,6 +25,7 @@ from lightning_embrace.fabric.ending import EndingMixin
 from lightning_embrace.fabric.launch import make_launcher
 from lightning_embrace.fabric.saving import SavingMixin
 from lightning_embrace.fabric.steps import SteppingModule, Steps
+from lightning_embrace.launch import register_by_start_method
 from lightning_embrace.lookahead.source import make_source
 from lightning_embrace.monitor.timeline import Profiled
 from lightning_embrace.namespaces import Namespace, other
@@ -233,19 +234,7 @@ class EmbRaceFabricMixin(SavingMixin, ClippingMixin, EndingMixin, OpeningMixin):
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
         """Adds ``embrace``, ``embrace_spawn``, ``embrace_fork`` and ``embrace_notebook``."""
-        for name, start_method in (
-            ("embrace", "popen"),
-            ("embrace_spawn", "spawn"),
-            ("embrace_fork", "fork"),
-            ("embrace_notebook", "fork"),
-        ):
-            strategy_registry.register(
-                name,
-                cls,
-                description=f"Sparsity-aware hybrid communication, processes started by {start_method}",
-                override=True,
-                start_method=start_method,
-            )
+        register_by_start_method(strategy_registry, cls)
 
     def __repr__(self) -> str:
         # Fabric's error about a strategy that it does not know shows this
