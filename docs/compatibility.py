@@ -170,7 +170,7 @@ CALLBACKS: Mapping[str, Cell] = {
         "as ddp; whole tables in the layout that ddp writes",
         [
             "tests/test_callbacks_distributed.py::test_model_checkpoint",
-            "tests/test_checkpoint_distributed.py::test_files_are_ddps",
+            "tests/checkpoint/test_full_distributed.py::test_files_are_ddps",
         ],
     ),
     "ModelPruning": Cell(

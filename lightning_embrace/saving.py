@@ -9,7 +9,8 @@ from zipfile import is_zipfile
 
 from torch.optim import Optimizer
 
-from lightning_embrace.checkpoint import load_mapped, shard_optimizer_state
+from lightning_embrace.checkpoint.mapped import load_mapped
+from lightning_embrace.checkpoint.optimizer_state import shard_optimizer_state
 from lightning_embrace.construction import ConstructionMixin
 from lightning_embrace.session import Session
 from lightning_embrace.tables.modules import handle_of, is_sharded

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_embrace.checkpoint import gather_optimizer_state, restore_optimizer, whole_state_bytes
+from lightning_embrace.checkpoint.optimizer_state import gather_optimizer_state, restore_optimizer, whole_state_bytes
 from lightning_embrace.comm.base import Communicator
 from lightning_embrace.memory import UNKNOWN, available_bytes, check_room
 from lightning_embrace.tables.find import TableSpec

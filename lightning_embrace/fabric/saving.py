@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_embrace.checkpoint import shard_optimizer, shard_optimizer_state
+from lightning_embrace.checkpoint.optimizer_state import shard_optimizer, shard_optimizer_state
 from lightning_embrace.fabric.steps import SteppingModule
 from lightning_embrace.mixin import Base
 from lightning_embrace.session import Session

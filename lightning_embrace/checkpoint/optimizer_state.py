@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_embrace.checkpoint.mapped import unmapped
 from lightning_embrace.comm.base import Communicator
 from lightning_embrace.tables.shard import gather_columns
 from lightning_embrace.tables.table import ShardedTable
@@ -35,25 +34,6 @@ def gather_optimizer_state(
         if number in state_dict["state"]:
             state_dict["state"][number] = _whole(comm, table, state_dict["state"][number], to_all)
     return state_dict
-
-
-def load_mapped(path: str, shapes: AbstractSet[tuple[int, ...]], weights_only: bool | None) -> dict[str, Any]:
-    """Loads a checkpoint of Lightning's without reading what may be larger than memory.
-
-    Args:
-        path: The file.
-        shapes: Weights and optimizer states of these shapes stay in the file until they are read. Nothing may keep
-            them: the file may be written anew.
-        weights_only: As in ``torch.load``.
-
-    Returns:
-        What was saved.
-    """
-    checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=weights_only)
-    return {
-        key: _unmapped(value, shapes if key in ("state_dict", "optimizer_states") else frozenset())
-        for key, value in checkpoint.items()
-    }
 
 
 def whole_state_bytes(tables: list[ShardedTable], optimizer: Optimizer) -> int:
@@ -84,7 +64,7 @@ def shard_optimizer_state(
     by_number = _table_numbers(tables, optimizer)
     for number, state in states.items():
         table = by_number.get(number)
-        states[number] = _unmapped(state) if table is None else {k: _columns_of(table, v) for k, v in state.items()}
+        states[number] = unmapped(state) if table is None else {k: _columns_of(table, v) for k, v in state.items()}
     return {**state_dict, "state": states}
 
 
@@ -105,20 +85,6 @@ def restore_optimizer(comm: Communicator, tables: list[ShardedTable], optimizer:
                 full = gather_columns(comm, table, state[key], to_all=True)
                 assert full is not None
                 state[key] = full
-
-
-def _unmapped(value: Any, but: AbstractSet[tuple[int, ...]] = frozenset()) -> Any:
-    """The same in memory of its own, but for dense tensors of some shapes; dictionaries and lists stay the objects."""
-    if isinstance(value, Tensor):
-        return value if value.layout == torch.strided and tuple(value.shape) in but else value.clone()
-    if isinstance(value, dict):
-        for key, item in value.items():
-            value[key] = _unmapped(item, but)
-        return value
-    if type(value) is list:
-        value[:] = [_unmapped(item, but) for item in value]
-        return value
-    return copy.deepcopy(value)
 
 
 def _table_numbers(tables: list[ShardedTable], optimizer: Optimizer) -> dict[int, ShardedTable]:

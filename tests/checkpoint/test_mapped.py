@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_embrace.checkpoint import load_mapped
+from lightning_embrace.checkpoint.mapped import load_mapped
 
 
 def saved(path: Path) -> dict:

@@ -1,0 +1,1 @@
+"""Checkpoints: what is saved, in which layout, and how it is read again."""

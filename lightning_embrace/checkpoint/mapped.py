@@ -1,0 +1,43 @@
+"""Checkpoint files that are mapped instead of read: what is larger than memory stays in the file until it is cut."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def load_mapped(path: str, shapes: AbstractSet[tuple[int, ...]], weights_only: bool | None) -> dict[str, Any]:
+    """Loads a checkpoint of Lightning's without reading what may be larger than memory.
+
+    Args:
+        path: The file.
+        shapes: Weights and optimizer states of these shapes stay in the file until they are read. Nothing may keep
+            them: the file may be written anew.
+        weights_only: As in ``torch.load``.
+
+    Returns:
+        What was saved.
+    """
+    checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=weights_only)
+    return {
+        key: unmapped(value, shapes if key in ("state_dict", "optimizer_states") else frozenset())
+        for key, value in checkpoint.items()
+    }
+
+
+def unmapped(value: Any, but: AbstractSet[tuple[int, ...]] = frozenset()) -> Any:
+    """The same in memory of its own, but for dense tensors of some shapes; dictionaries and lists stay the objects."""
+    if isinstance(value, Tensor):
+        return value if value.layout == torch.strided and tuple(value.shape) in but else value.clone()
+    if isinstance(value, dict):
+        for key, item in value.items():
+            value[key] = unmapped(item, but)
+        return value
+    if type(value) is list:
+        value[:] = [unmapped(item, but) for item in value]
+        return value
+    return copy.deepcopy(value)
