@@ -84,6 +84,18 @@ matrix-horovod: $(INSTALLED_HOROVOD)  ## Run the full matrix over Horovod; its l
 	mkdir -p docs/logs
 	$(BIN)/python -m pytest -m "matrix and horovod" $(ARGS) 2>&1 | tee docs/logs/matrix-horovod.log
 
+# Tests as they are, but that Horovod carries the exchanges of every worker process.
+TRAINER_TESTS := $(addprefix tests/,test_averaging_distributed.py test_callbacks_distributed.py \
+	test_clipping_distributed.py test_construction_distributed.py test_logging_distributed.py \
+	test_model_summary_distributed.py test_monitoring_distributed.py test_optimizers_distributed.py \
+	test_precision_distributed.py test_trainer_arguments_distributed.py test_utilities_distributed.py \
+	tables/test_compile_distributed.py tables/test_recomputation_distributed.py)
+
+.PHONY: trainer-horovod
+trainer-horovod: $(INSTALLED_HOROVOD)  ## Run the Trainer's tests over Horovod; their log is kept in docs/logs/trainer-horovod.log
+	mkdir -p docs/logs
+	$(BIN)/python -m pytest --over-horovod $(ARGS) $(TRAINER_TESTS) 2>&1 | tee docs/logs/trainer-horovod.log
+
 .PHONY: faults
 faults: $(INSTALLED_HOROVOD)  ## Run each fault over Horovod twenty times; counts are kept in docs/logs/horovod-faults.log
 	mkdir -p docs/logs

@@ -83,7 +83,7 @@ class Session:
         #: optimizers make states in their next step, not in those that follow
         self._states_are_new = True
         self._fixed_chunk = chunk_bytes
-        self._chunk = chunk_bytes or tuned_chunk(0)
+        self._chunk = chunk_bytes or tuned_chunk(0, comm.world_size)
         self._recorder = recorder or Profiled()
         self.pending = PendingUpdates(self._recorder)
         self.foresight: Foresight | None = None
@@ -237,7 +237,7 @@ class Session:
         *arrived, rates, stops = zip(*(row[-len(own) :] for row in rows))
         rows = [row[: -len(own)] for row in rows]
         self.stop_agreed = any(stops)
-        self._chunk = self._fixed_chunk or tuned_chunk(min(rates))
+        self._chunk = self._fixed_chunk or tuned_chunk(min(rates), self.comm.world_size)
         if self.schedule.horizontal:  # what is there when, in the next step
             self._arrivals = [max(of_block) for of_block in arrived]
         size = self._gradients.header_size

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 
 import pytest
 
+from tests.support.horovod import OverHorovod
 from tests.support.ranks import Ranks
 
 # A runner that was started in the background ignores these, and so would every process that the tests start.
@@ -18,9 +19,15 @@ for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
         signal.signal(_number, _usual)
 
 
-def pytest_report_header() -> str:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--over-horovod`` runs any test that uses ``ranks`` with ``communication="horovod"``."""
+    parser.addoption("--over-horovod", action="store_true", help="in worker processes, Horovod carries the exchanges")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
     """Logs that are kept say what they were made with."""
-    return ", ".join(f"{name} {version(name)}" for name in ("torch", "lightning"))
+    names = ("torch", "lightning", *(["horovod"] if config.getoption("over_horovod") else []))
+    return ", ".join(f"{name} {version(name)}" for name in names)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,14 +48,24 @@ def own_environment() -> Iterator[None]:
     os.environ.update(before)
 
 
-@pytest.fixture(scope="session")
-def ranks() -> Iterator[Callable[[int], Ranks]]:
-    """``ranks(n)`` gives n worker processes, started when first used."""
+def _pools(kind: type[Ranks]) -> Iterator[Callable[[int], Ranks]]:
     pools: dict[int, Ranks] = {}
 
     def get(world_size: int) -> Ranks:
-        return pools.setdefault(world_size, Ranks(world_size))
+        return pools.setdefault(world_size, kind(world_size))
 
     yield get
     for pool in pools.values():
         pool.stop()
+
+
+@pytest.fixture(scope="session")
+def ranks(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Ranks]]:
+    """``ranks(n)`` gives n worker processes, started when first used."""
+    yield from _pools(OverHorovod if request.config.getoption("over_horovod") else Ranks)
+
+
+@pytest.fixture(scope="session")
+def ranks_over_horovod() -> Iterator[Callable[[int], Ranks]]:
+    """The same, but every strategy that does not say otherwise exchanges over Horovod."""
+    yield from _pools(OverHorovod)

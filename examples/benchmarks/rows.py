@@ -58,6 +58,7 @@ class Row:
         blocks: Bytes of the parameters of each part that computes.
         notes: What kept the schedule from being carried out.
         error: Why it did not run, "" where it did.
+        cores: Of the machine, for all ranks; 0 where not recorded.
     """
 
     job: Job
@@ -74,6 +75,12 @@ class Row:
     blocks: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
     error: str = ""
+    cores: int = 0
+
+    @property
+    def idle(self) -> float | None:
+        """Share of the machine's cores that the ranks left idle; None where the cores were not recorded."""
+        return 1 - self.cpu / (self.cores * self.seconds[1]) if self.cores and self.seconds[1] else None
 
     @property
     def peer(self) -> str:
@@ -165,6 +172,7 @@ def _row(setting: Setting, group: list[tuple[Job, dict[str, Any]]]) -> Row:
         statistics.median(exposed) if exposed else None,
         tuple(timed[0][0].get("blocks", ())),
         () if PEERS[job.peer].schedule == "fifo" else _notes(timed, by_rank),
+        cores=group[0][1].get("cores", 0),
     )
 
 

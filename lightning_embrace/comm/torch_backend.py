@@ -53,6 +53,11 @@ class TorchHandle:
         """Whether :meth:`wait` would return, or raise, at once."""
         return bool(self._work.is_completed())
 
+    @property
+    def tells(self) -> bool:
+        """Whether :meth:`when_done` calls back. NCCL's work is complete for its future as soon as it is enqueued."""
+        return not self._on_stream
+
     def wait(self) -> Tensor:
         """Blocks until done; see :class:`~lightning_embrace.comm.base.Handle`."""
         with shown(f"wait {self._what}"):
@@ -62,9 +67,9 @@ class TorchHandle:
     def when_done(self, callback: Callable[[], None]) -> None:
         """Calls back at the end of the exchange, good or bad, from any thread, and before :meth:`wait` returns.
 
-        Not with NCCL, whose work is complete for its future as soon as it is enqueued: then nobody is called.
+        Nobody is called unless it :attr:`tells`.
         """
-        if not self._on_stream:
+        if self.tells:
             self._work.get_future().add_done_callback(lambda _: callback())
 
 
@@ -187,10 +192,11 @@ class TorchCommunicator(CountingCommunicator):
         start = self._all_to_all[self._dense if low_priority else self._sparse]
         work = self._issue(what, start, received, send, list(receive_splits), list(send_splits))
         sent, came = all_to_all_bytes(send_splits, receive_splits, self.rank, send.element_size())
+        handle = self._handle(work, received, what)
         if urgent and not low_priority:
-            self._urgent.add(work.is_completed, max(sent, came))
+            self._urgent.add(work.is_completed, max(sent, came), handle.when_done if handle.tells else None)
         self._count(kind, sent, came)
-        return self._handle(work, received, what)
+        return handle
 
     def all_reduce(self, flat: Tensor, kind: str, what: str, low_priority: bool = False) -> Handle:
         """See :class:`~lightning_embrace.comm.base.Communicator`."""

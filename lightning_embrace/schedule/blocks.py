@@ -15,8 +15,13 @@ BLOCK_BYTES = 25 << 20
 SMALL_BYTES = 1 << 20
 #: what travels at once, at most and at least
 CHUNK_BYTES = (1 << 16, 4 << 20)
-#: how long a chunk should take: an urgent exchange soon has the link to itself, and latency is small beside it
+#: how long a chunk should take, where its messages are large enough: an urgent exchange soon has the link to itself
 CHUNK_SECONDS = 50e-3
+#: an AllReduce sends a rank's N-th part of it from rank to rank: where that is smaller, the work for the messages takes
+#: twice the CPU that the bytes need, and the link idles meanwhile
+MESSAGE_BYTES = 1 << 17
+#: how long a chunk may take for that
+LONGEST_CHUNK_SECONDS = 150e-3
 
 
 class Member(NamedTuple):
@@ -74,10 +79,18 @@ def plan_blocks(
     return blocks
 
 
-def tuned_chunk(rate: float) -> int:
-    """Bytes that travel at once on a wire that carries ``rate`` bytes a second; 0: not known."""
+def tuned_chunk(rate: float, world_size: int) -> int:
+    """Bytes of a gradient that travel at once.
+
+    Args:
+        rate: Bytes of gradients that have come through in a second; 0: not known.
+        world_size: Number of ranks.
+    """
     smallest, largest = CHUNK_BYTES
-    return largest if rate <= 0 else max(smallest, min(largest, int(rate * CHUNK_SECONDS)))
+    if rate <= 0:
+        return largest
+    cheap = min(world_size * MESSAGE_BYTES, int(rate * LONGEST_CHUNK_SECONDS))
+    return max(smallest, min(largest, max(cheap, int(rate * CHUNK_SECONDS))))
 
 
 def issue_order(chunks: Sequence[Sequence[int]], arrivals: Sequence[int] | None) -> list[tuple[int, int]]:

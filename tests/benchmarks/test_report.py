@@ -30,7 +30,7 @@ def record(peer, seconds, losses=(2.0, 1.0), ranks=2, error=None, counted=None, 
         for r in range(ranks)
     ]
     job = Job(peer, "lm", **{"ranks": ranks, **more})
-    return {"job": json.loads(job.to_json()), "results": results, "rate": rate}
+    return {"job": json.loads(job.to_json()), "results": results, "rate": rate, "cores": 2}
 
 
 def test_a_row_holds_medians_over_repetitions_and_the_worst_rank():
@@ -40,6 +40,7 @@ def test_a_row_holds_medians_over_repetitions_and_the_worst_rank():
     assert row.sent == 200
     assert row.memory == 2_000_000
     assert row.cpu == 0.5
+    assert row.idle == 1 - 0.5 / (2 * 3.0)  # what two cores could have done in a step
     assert row.losses == (2.5, 1.5)
 
 
@@ -58,7 +59,7 @@ def test_ratios_are_to_embrace():
     assert cells[3] == "2.00×"
     assert cells[6] == "1.000"  # 200 bytes at 200 bytes a second, not the 0.5 s of compute
     assert cells[7] == "3.00"
-    assert cells[15] == "yes"
+    assert cells[16] == "yes"
 
 
 @pytest.mark.parametrize(("losses", "same"), [((2.0, 1.0), True), ((2.0, 1.1), False)])
@@ -151,9 +152,9 @@ def test_shares_and_the_critical_path_are_shown():
     ours, theirs = (
         [c.strip() for c in line.split("|")] for line in markdown(rows).splitlines() if "% |" in line or "ddp" in line
     )
-    assert ours[12:14] == ["40%", "83%"]
+    assert ours[13:15] == ["40%", "83%"]
     assert ours[8:10] == ["2.000", "1.10"]
-    assert theirs[8:10] == theirs[12:14] == ["–", "–"]
+    assert theirs[8:10] == theirs[13:15] == ["–", "–"]
 
 
 def test_what_kept_a_schedule_from_being_carried_out_is_said():

@@ -28,6 +28,27 @@ def test_it_ends_with_the_exchange() -> None:
     assert done.is_set()
 
 
+def test_an_exchange_that_tells_of_its_end_is_not_looked_at_meanwhile() -> None:
+    """Regression: a look every half millisecond took CPU from the gradients, on every rank, as long as rows were under
+    way."""
+    urgent, looks, tell = Urgent(), [], []
+
+    def is_done() -> bool:  # as a work item, whose callbacks run a moment before
+        looks.append(None)
+        return False
+
+    urgent.add(is_done, 10**12, tell.append)
+    threading.Timer(0.05, lambda: tell[0]()).start()
+    urgent.wait(1e6, 1.0)
+    assert len(looks) <= 3
+
+
+def test_an_end_that_was_told_before_anybody_waited() -> None:
+    urgent = Urgent()
+    urgent.add(lambda: False, 10**12, lambda call: call())
+    urgent.wait(1e6, 1.0)  # would not return
+
+
 def test_the_time_that_the_bytes_take_is_allowed_for() -> None:
     """Regression: 50 ms were given to exchanges that took half a second on a slow link, and the rest of the way dense
     gradients shared the link with what the next step waited for."""

@@ -16,6 +16,7 @@ from lightning_embrace.schedule.blocks import (
     issue_order,
     layer_of,
     plan_blocks,
+    tuned_chunk,
 )
 
 MB = 1 << 20
@@ -75,6 +76,23 @@ def test_the_example_in_the_docstring() -> None:
 def test_what_all_have_at_once_goes_in_forward_order() -> None:
     """Long after backward has ended, say: the blocks' order turns round."""
     assert issue_order([[5], [5], [5]], [7, 7, 7]) == [(2, 0), (1, 0), (0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("rate", "world_size", "chunk"),
+    [
+        (0.0, 2, 4 * MB),  # nothing is known yet
+        (8e6, 2, 400_000),  # 50 ms
+        (8e6, 8, MB),  # 50 ms would make messages of 50 KB, and their number would take more CPU than their bytes
+        (2e6, 8, 300_000),  # but urgent exchanges do not wait longer than 150 ms for that
+        (1e5, 8, 1 << 16),
+        (1e9, 8, 4 * MB),
+    ],
+)
+def test_a_chunk_is_short_but_not_made_of_small_messages(rate: float, world_size: int, chunk: int) -> None:
+    """Regression: with eight ranks chunks of 50 ms took 60, for latency; that was taken for a slow wire, and the next
+    ones were smaller still, down to half of the link's rate and twice the CPU."""
+    assert tuned_chunk(rate, world_size) == chunk
 
 
 def test_no_parameters_no_blocks() -> None:
