@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -53,6 +54,8 @@ class Connection:
         self._backend, self._timeout = backend, timeout
         self._main_address, self._timeline = main_address, timeline
         self._ended = threading.Event()
+        #: the ranks have agreed on the checkpoint that they go on from, or on none
+        self.agreed_on_start = False
         if world_size == 1:
             return
         hub = Hub(world_size, host=main_address) if rank == 0 else None
@@ -87,14 +90,29 @@ class Connection:
         Args:
             what: What to call the collective.
         """
-        self.control.check()
-        if self._ended.is_set():
-            raise ExchangeError(f"The exchange {what!r} was not begun, because this rank has failed before.")
+        self._refuse_after_failure(what)
         self.control.at(what)
         try:
             yield
         except RuntimeError as error:
             raise_cause(error, self.control, what)
+
+    def gather_words(self, words: list[int | str], what: str) -> list[list[Any]]:
+        """Every rank's few words, see :mod:`lightning_embrace.comm.meeting`. Collective.
+
+        Args:
+            words: This rank's, as JSON has them.
+            what: What the ranks do, for errors.
+
+        Returns:
+            The words by rank.
+
+        Raises:
+            RankFailedError: Another rank failed.
+            RuntimeError: Another rank's process does not answer, or some ranks do something else.
+        """
+        self._refuse_after_failure(what)
+        return self.control.gather(words, what, self._timeout.total_seconds())
 
     def fail(self, exception: BaseException) -> None:
         """Tells the others of an exception on this rank. From here on no exchange begins, and none is waited for."""
@@ -120,6 +138,11 @@ class Connection:
         self._ended.set()
         self._break()
         self.control.close()
+
+    def _refuse_after_failure(self, what: str) -> None:
+        self.control.check()
+        if self._ended.is_set():
+            raise ExchangeError(f"The exchange {what!r} was not begun, because this rank has failed before.")
 
     def _barrier(self, what: str) -> None:
         with self.naming(what):

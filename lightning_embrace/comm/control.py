@@ -13,6 +13,8 @@ heard     hub → rank  the failure has been passed on
 bye       both        an orderly end: the end-of-file that follows is no death
 ========  ==========  =====================================================
 
+Ranks that wait for each other's files meet here as well, see `meeting`.
+
 A death is an end-of-file without a bye: the kernel closes a dead process's connections, and keeps those of a process
 that is merely starved, stopped or holding the interpreter lock. No timer can tell these two apart, so there is none.
 """
@@ -29,6 +31,7 @@ from typing import Any
 
 from lightning_embrace.comm.control_hub import Hub
 from lightning_embrace.comm.control_wire import Wire, connect, how_it_ended
+from lightning_embrace.comm.meeting import Meeting
 
 __all__ = ["Control", "Hub", "RankFailedError"]
 
@@ -110,6 +113,7 @@ class Control:
         else:
             self._wire = hub.local
             self._joined.set()
+        self._meeting = Meeting(world_size, self._wire.send)
         self._thread = threading.Thread(
             target=self._listen, args=(self._wire,), name="lightning_embrace-control", daemon=True
         )
@@ -191,6 +195,27 @@ class Control:
         if self._wire.send(message):
             self._heard.wait(_ANSWER_SECONDS)
 
+    def gather(self, words: list[int | str], what: str, timeout: float) -> list[list[Any]]:
+        """Tells every rank a few words, and waits for theirs while all processes are alive. Collective.
+
+        Args:
+            words: What this rank says, as JSON has it.
+            what: What the ranks do, for errors.
+            timeout: How many seconds a process may take to answer whether it is alive, once they have been waited for.
+
+        Returns:
+            The words by rank.
+
+        Raises:
+            RankFailedError: Another rank failed.
+            RuntimeError: Another rank's process does not answer, or some ranks do something else.
+        """
+        if self._wire is None:
+            return [words]
+        self.check()
+        self.at(what)
+        return self._meeting.gather(words, what, timeout, self.check)
+
     def close(self) -> None:
         """Says goodbye, so that this rank's end is no death; on rank 0 the hub says it to all. Takes 2 s at most."""
         if self._wire is None or self._closing:
@@ -211,6 +236,8 @@ class Control:
                         self._learn(message)
                     elif kind == "heard":
                         self._heard.set()
+                    elif kind in ("gathered", "roll", "here"):
+                        self._meeting.hear(message)
                     elif kind == "refused":
                         self._refusal = str(message.get("reason"))
                         return

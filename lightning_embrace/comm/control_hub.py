@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from lightning_embrace.comm.control_wire import Wire, how_it_ended, listen_on
+from lightning_embrace.comm.meeting import Attendance
 
 _HELLO_SECONDS = 60.0  # how long a stranger may stay silent
 _BYE_SECONDS = 0.9  # how long a closing hub waits for the ranks to hang up
@@ -36,6 +37,7 @@ class Hub:
         self.port = port
         self.token = secrets.token_hex(16)
         self._failure: dict[str, Any] | None = None
+        self._attendance = Attendance(world_size)
         self._closing_until: float | None = None
         if world_size == 1:
             return
@@ -109,6 +111,11 @@ class Hub:
             elif kind == "failure":
                 self._announce(message | {"rank": wire.rank})
                 wire.send({"type": "heard"})
+            elif kind in ("words", "roll", "here"):
+                there = {other.rank: other for other in self._wires}
+                for rank, answer in self._attendance.answers(wire.rank, message):
+                    if rank in there:
+                        there[rank].send(answer)
             elif kind == "bye" and wire.rank == 0:
                 self._say_bye()
             elif kind == "bye":
