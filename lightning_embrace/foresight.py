@@ -116,7 +116,7 @@ class Foresight:
         self.planned = [index for index, ids in enumerate(self._plan.ids) if ids is not None]
         self._plan = self._ahead.nothing
 
-    def forward_is_over(self, synchronise: bool) -> None:
+    def forward_is_over(self, synchronise: bool, then: Callable[[], None] | None = None) -> None:
         """No look-up needs other ranks any more: exchanges the ids of the next step. Collective.
 
         Beside backward, as soon as all ids are there, the next step's plan is made, and its rows that this step leaves
@@ -124,9 +124,10 @@ class Foresight:
 
         Args:
             synchronise: The optimizer steps after this backward pass.
+            then: What else is to be exchanged beside backward, once the plan is there.
         """
         if self._ahead.ask():
-            self._aside = Aside(partial(self._make_plan, synchronise), self._comm.device)
+            self._aside = Aside(partial(self._make_plan, synchronise, then), self._comm.device)
 
     def plan_is_made(self) -> None:
         """Waits for that."""
@@ -134,11 +135,13 @@ class Foresight:
         if aside is not None:
             aside.end()
 
-    def _make_plan(self, synchronise: bool) -> None:
+    def _make_plan(self, synchronise: bool, then: Callable[[], None] | None) -> None:
         self._recorder.in_background()
         self._plan = self._ahead.plan()
         if self._vertical and synchronise:
             self._send_early()
+        if then is not None:
+            then()
 
     def _send_early(self) -> None:
         touched = {t.index: _touched(t, self._comm.world_size) for t in self._tables if self._plan.ids[t.index]}

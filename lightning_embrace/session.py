@@ -26,8 +26,8 @@ from lightning_embrace.schedule.order import FIFO, Schedule
 from lightning_embrace.schedule.pending import PendingUpdates
 from lightning_embrace.shards import Shards
 from lightning_embrace.tables.find import TableSpec
-from lightning_embrace.tables.gradients import GradientExchange
 from lightning_embrace.tables.headers import Act, act_together
+from lightning_embrace.tables.midway import TableGradients
 from lightning_embrace.tables.replicated import ReplicatedSync, ReplicatedTable
 from lightning_embrace.tables.table import ShardedTable
 from lightning_embrace.tables.usage import Usage, usage_of
@@ -99,7 +99,7 @@ class Session:
         broadcast_tensors(comm, [*dense.values(), *(s.parameter for s in whole), *model.buffers()], "setup")
         self._queue = InlineQueue() if comm.world_size == 1 else LowPriorityQueue(comm, recorder=recorder)
         self._dense = DenseSync(comm, self._queue, dense, self._close_rounds)
-        self._gradients = GradientExchange(comm, self.tables)
+        self._gradients = TableGradients(comm, self.tables, self._dense.remaining)
         self._replicated = ReplicatedSync(comm, [ReplicatedTable(s.name, s.parameter, s.sparse) for s in whole])
         self._guard = GradientGuard({**dense, **{s.name: s.parameter for s in whole}})
         self._buffers = BufferSync(comm, model)
@@ -109,6 +109,7 @@ class Session:
         for table in self.tables:
             table.settle = partial(self.pending.settle, table.parameter)
             table.reached = self._close_rounds
+            table.collected = partial(self._gradients.collected, table)
         self._table_of = {id(t.parameter): t for t in self.tables}
         self.rows.when_touched = self._touched
 
@@ -195,6 +196,7 @@ class Session:
             synchronise: False while gradients are accumulated over several batches.
         """
         self.pending.settle_all(counted=False)  # blocks that the forward pass did not read
+        self._gradients.begin()
         self._synchronise = synchronise
         self._leave_forward()
         if not self.schedule.horizontal:
@@ -211,6 +213,7 @@ class Session:
             synchronise: As in :meth:`before_backward`.
         """
         self._accumulating = not synchronise
+        self._gradients.backward_is_over()
         self._close_rounds()
         if self.foresight is not None:
             self.foresight.plan_is_made()
@@ -242,15 +245,16 @@ class Session:
             self._arrivals = [max(of_block) for of_block in arrived]
         size = self._gradients.header_size
         next_rows = self.foresight.next_rows() if self.foresight is not None else {}
-        touched = sum(t.window.touched_count() for t in self.tables)
-        late = self._gradients.run([row[:size] for row in rows], next_rows)
-        self._queue.append([exchange.slot for exchange in late])
-        for exchange in late:
+        closed = self._gradients.close([row[:size] for row in rows], next_rows)
+        self._queue.append([exchange.slot for exchange in closed.late])
+        for exchange in closed.late:
             self._queue.ready(exchange.slot)
             for part in exchange.parts:
                 self.pending.add(part)
+        for part in closed.at_once:
+            self.pending.settle(part.table.parameter)
         if self.foresight is not None:
-            self.foresight.closed(late, touched)
+            self.foresight.closed(closed.late, closed.touched)
         self._replicated_headers = [row[size:] for row in rows]
         self._replicated.run(self._replicated_headers)
         self._take_dense()
@@ -322,7 +326,9 @@ class Session:
 
     def _close_rounds(self) -> None:
         if self.rows.close_rounds() and self.foresight is not None:
-            self.foresight.forward_is_over(self._synchronise)
+            beside = self._synchronise and self.schedule.vertical and not self._inside_training_step
+            then = partial(self._gradients.run, self.foresight.next_rows) if beside else None
+            self.foresight.forward_is_over(self._synchronise, then)
 
     def _before_read(self, parameter: Tensor) -> None:
         """Somebody reads a parameter through its module."""
@@ -383,6 +389,7 @@ class Session:
     def release(self) -> None:
         """Removes the hooks; the tables stay as they are, and whatever reads them says so."""
         self.rows.release()
+        self._gradients.backward_is_over()
         self._inside_training_step = False
         self.pending.drop()
         self._queue.close()

@@ -180,6 +180,10 @@ class DenseSync:
         """By block, what had gone on the wire when its gradient was there; call after :meth:`send_rest`."""
         return [block.arrived for block in self.blocks]
 
+    def remaining(self) -> int:
+        """Bytes of gradients that this backward pass has not brought yet."""
+        return sum(block.flat.nbytes for block in self.blocks if not block.packed) if self._open else 0
+
     def send_rest(self) -> None:
         """Call after the backward pass: sends the blocks that hold parameters it did not reach."""
         self._open = False

@@ -6,13 +6,13 @@ knows what each rank asked of it, in which order. Rows that nobody looks up in t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_embrace.comm.base import Communicator
+from lightning_embrace.comm.base import Communicator, Handle
 from lightning_embrace.tables.delayed import DelayedRows, LateExchange
 from lightning_embrace.tables.packing import Counts, average, pack, unpack
 from lightning_embrace.tables.request import PooledRequest
@@ -28,6 +28,33 @@ class _Field(NamedTuple):
     fetched: int
     pooled_bits: int
     clean: int
+
+
+class Taken(NamedTuple):
+    """What this rank's look-ups have collected for one table.
+
+    Attributes:
+        used: A backward pass came by, even one without rows.
+        touched_U: Which of the fetched rows received a gradient.
+        pieces: Gradients in full width: of these rows, then of the bags of pooled requests; empty if not used.
+        pooled_bits: Bit k is set when pooled request k received a gradient.
+        clean: Nothing was left in ``grad`` before.
+    """
+
+    used: bool
+    touched_U: Tensor
+    pieces: list[Tensor]
+    pooled_bits: int
+    clean: bool
+
+    @property
+    def touched(self) -> int:
+        """Number of rows that received a gradient."""
+        return self.pieces[0].shape[0] if self.used else 0
+
+    def field(self, table: ShardedTable) -> _Field:
+        """What the header says of it."""
+        return _Field(int(self.used), self.touched, len(table.window), self.pooled_bits, int(self.clean))
 
 
 class GradientExchange:
@@ -47,49 +74,47 @@ class GradientExchange:
         """Number of header fields."""
         return len(_Field._fields) * len(self._tables)
 
-    def header(self) -> list[int]:
-        """This rank's part of the closing header."""
-        fields: list[int] = []
-        for table in self._tables:
-            window, clean = table.window, int(table.parameter.grad is None)
-            fields += _Field(int(window.used), window.touched_count(), len(window), window.pooled_bits(), clean)
-        return fields
+    def take(self, chosen: Container[int] | None = None) -> list[Taken]:
+        """Takes what has been collected, for all tables or for those with the chosen indices."""
+        return [self._take(table, chosen is None or table.index in chosen) for table in self._tables]
 
-    def run(self, headers: list[list[int]], next_rows: Mapping[int, Tensor]) -> list[LateExchange]:
-        """Exchanges and averages. Collective.
+    def header(self, taken: Sequence[Taken]) -> list[int]:
+        """This rank's part of the header that comes before :meth:`start`."""
+        return [number for table, part in zip(self._tables, taken) for number in part.field(table)]
+
+    def start(self, taken: Sequence[Taken], headers: list[list[int]], next_rows: Mapping[int, Tensor]) -> Arriving:
+        """Starts the exchange. Collective.
 
         Args:
+            taken: What this rank has.
             headers: Every rank's :meth:`header`.
             next_rows: By table whose update may come in parts, all rows that any rank looks up in the next step.
 
         Returns:
-            Exchanges of delayed rows, which the low-priority queue is to carry.
+            What is on its way.
         """
         size = len(_Field._fields)
         fields = [[_Field(*row[i : i + size]) for i in range(0, len(row), size)] for row in headers]
-        mine = self._take(fields[self._comm.rank])
-        masks = self._exchange_masks(fields, [m[0] for m in mine])
+        masks = self._exchange_masks(fields, [part.touched_U for part in taken])
         late = self._late(fields, masks, next_rows)
-        exchanges = []
+        arriving = Arriving(self._comm.world_size)
         for dtype in sorted({t.row_dtype for t in self._tables}, key=str):
-            group = [t for t in self._tables if t.row_dtype == dtype]
-            self._exchange_group(group, fields, mine, masks, late)
+            group = [t for t in self._tables if t.row_dtype == dtype and any(row[t.index].used for row in fields)]
+            if not group:
+                continue
+            arriving.groups.append(self._send(group, fields, taken, masks, late))
             delayed = [t for t in group if t.index in late]
             # a rank without columns (D < N) knows its own rows only, and must not decide by them
             if any(0 in t.widths or any(mask.any() for _, mask in late[t.index]) for t in delayed):
-                exchanges.append(self._delay(delayed, mine, late))
-        return exchanges
+                arriving.late.append(self._delay(delayed, taken, late))
+        return arriving
 
-    def _take(self, fields: list[_Field]) -> list[tuple[Tensor, list[Tensor]]]:
-        """Per table the mask of touched rows and the gradients to send: rows, then pooled requests."""
-        taken = []
-        for table, field in zip(self._tables, fields):
-            if field.used:
-                touched_U, grad_TD = table.window.take_gradient()
-                taken.append((touched_U, [grad_TD, *table.window.take_pooled()]))
-            else:
-                taken.append((torch.empty(0, dtype=torch.bool, device=self._comm.device), []))
-        return taken
+    def _take(self, table: ShardedTable, chosen: bool) -> Taken:
+        clean = table.parameter.grad is None
+        gradient = table.window.take_gradient() if chosen else None
+        if gradient is None:
+            return Taken(False, torch.empty(0, dtype=torch.bool, device=self._comm.device), [], 0, clean)
+        return Taken(True, gradient.touched_U, [gradient.grad_TD, *gradient.pooled], gradient.pooled_bits, clean)
 
     def _exchange_masks(self, fields: list[list[_Field]], mine: list[Tensor]) -> dict[tuple[int, int], Tensor]:
         """Tells the owners which of the fetched rows received a gradient, where not all did.
@@ -145,17 +170,17 @@ class GradientExchange:
         mask = masks.get((rank, table.index))
         return ids_U if mask is None else ids_U[mask]
 
-    def _exchange_group(
+    def _send(
         self,
         group: list[ShardedTable],
         fields: list[list[_Field]],
-        mine: list[tuple[Tensor, list[Tensor]]],
+        taken: Sequence[Taken],
         masks: dict[tuple[int, int], Tensor],
         late: dict[int, list[tuple[Tensor, Tensor]]],
-    ) -> None:
-        """Exchanges the gradients of all tables of one wire dtype together, without the delayed rows."""
+    ) -> _Group:
+        """Sends the gradients of all tables of one wire dtype together, without the delayed rows."""
         me, ranks = self._comm.rank, range(self._comm.world_size)
-        grads = {t.index: list(mine[t.index][1]) for t in group}
+        grads = {t.index: list(taken[t.index].pieces) for t in group}
         counts: Counts = {(r, t.index): self._row_counts(t, r, fields[r][t.index]) for r in ranks for t in group}
         for t in group:
             for r, (_, delayed_T) in enumerate(late.get(t.index, [])):
@@ -165,22 +190,20 @@ class GradientExchange:
                 grads[t.index][0] = grads[t.index][0][~late[t.index][me][1]]
         send, sends, wanted = pack(self._comm, group, grads, counts)
         names = ", ".join(t.name for t in group)
-        received = self._comm.all_to_all(send, sends, wanted, "grads", f"gradient rows of {names}").wait()
-        blocks = unpack(received, group, counts, me, wanted)
-        for table in group:
-            if any(fields[r][table.index].used for r in ranks):
-                parts_of = [self._place(table, r, fields[r], blocks[r, table.index], masks, late) for r in ranks]
-                self._set_gradient(table, [p for part in parts_of for p in part])
+        handle = self._comm.all_to_all(send, sends, wanted, "grads", f"gradient rows of {names}")
+        ids = {(r, t.index): self._ids(t, r, fields[r][t.index], masks, late) for r in ranks for t in group}
+        pooled = {(r, t.index): _pooled(t, r, fields[r][t.index]) for r in ranks for t in group}
+        return _Group(group, handle, me, wanted, counts, ids, pooled)
 
     def _delay(
         self,
         group: list[ShardedTable],
-        mine: list[tuple[Tensor, list[Tensor]]],
+        taken: Sequence[Taken],
         late: dict[int, list[tuple[Tensor, Tensor]]],
     ) -> LateExchange:
         me, comm = self._comm.rank, self._comm
         # the first piece are the rows; a rank that did not use the table sends none of them
-        rows = {t.index: mine[t.index][1][0] if mine[t.index][1] else t.window.rows_UD[:0] for t in group}
+        rows = {t.index: taken[t.index].pieces[0] if taken[t.index].used else t.window.rows_UD[:0] for t in group}
         grads = {t.index: [rows[t.index][late[t.index][me][1]]] for t in group}
         ids = {(r, t.index): i[mask] for t in group for r, (i, mask) in enumerate(late[t.index])}
         counts: Counts = {place: [i.numel()] for place, i in ids.items()}
@@ -194,41 +217,81 @@ class GradientExchange:
             return []
         return [field.touched, *(request.sizes_B.numel() for request in _pooled(table, rank, field))]
 
-    def _place(
+    def _ids(
         self,
         table: ShardedTable,
         rank: int,
-        fields: list[_Field],
-        blocks: list[Tensor],
+        field: _Field,
         masks: dict[tuple[int, int], Tensor],
         late: dict[int, list[tuple[Tensor, Tensor]]],
-    ) -> list[tuple[Tensor, Tensor]]:
-        """Pairs the received gradient pieces with their row ids."""
-        field = fields[table.index]
-        if not field.used:
-            return []
-        if blocks[0].shape[1] == 0:  # this rank owns no columns (D < N) and was never told the ids
-            empty = torch.empty(0, dtype=torch.int64, device=blocks[0].device)
-            return [(empty, blocks[0][:0])]
+    ) -> Tensor:
+        """Of the rows that a rank sends now."""
         ids_T = self._touched_ids(table, rank, field, masks)
-        if table.index in late:
-            ids_T = ids_T[~late[table.index][rank][1]]
-        placed = [(ids_T, blocks[0])]
-        for request, grad_Bd in zip(_pooled(table, rank, field), blocks[1:]):
-            placed.append((request.ids_L, request.row_gradients(grad_Bd.to(table.parameter.dtype))))
-        return placed
+        return ids_T[~late[table.index][rank][1]] if table.index in late else ids_T
 
-    def _set_gradient(self, table: ShardedTable, parts: list[tuple[Tensor, Tensor]]) -> None:
+
+class _Group(NamedTuple):
+    """Tables of one wire dtype whose gradients are on their way; the rest by (rank, table index)."""
+
+    tables: list[ShardedTable]
+    handle: Handle
+    rank: int
+    wanted: list[int]
+    counts: Counts
+    ids: dict[tuple[int, int], Tensor]
+    pooled: dict[tuple[int, int], list[PooledRequest]]
+
+
+class Arriving:
+    """Gradients that are on their way.
+
+    Attributes:
+        groups: What comes now.
+        late: Exchanges of delayed rows, which the low-priority queue is to carry.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self.groups: list[_Group] = []
+        self.late: list[LateExchange] = []
+
+    @property
+    def tables(self) -> set[int]:
+        """Indices of the tables that some rank used."""
+        return {table.index for group in self.groups for table in group.tables}
+
+    def land(self) -> None:
+        """Waits for what comes now, and adds it to ``grad``."""
+        for group in self.groups:
+            blocks = unpack(group.handle.wait(), group.tables, group.counts, group.rank, group.wanted)
+            for table in group.tables:
+                places = [(r, table.index) for r in range(self._world_size)]
+                placed = [_placed(table, group.ids[p], group.pooled[p], blocks[p]) for p in places if blocks[p]]
+                self._add(table, [part for parts in placed for part in parts])
+
+    def _add(self, table: ShardedTable, parts: list[tuple[Tensor, Tensor]]) -> None:
         """Sums the ranks' rows, averages as DDP does and accumulates into the parameter's ``grad``."""
         parameter = table.parameter
         if table.sparse:
-            grad = average(table, parts, self._comm.world_size)
+            grad = average(table, parts, self._world_size)
             parameter.grad = grad if parameter.grad is None else (parameter.grad + grad).coalesce()
             return
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         for ids, grad_rows in parts:
-            parameter.grad.index_add_(0, ids, grad_rows.to(parameter.dtype), alpha=1.0 / self._comm.world_size)
+            parameter.grad.index_add_(0, ids, grad_rows.to(parameter.dtype), alpha=1.0 / self._world_size)
+
+
+def _placed(
+    table: ShardedTable, ids_T: Tensor, pooled: list[PooledRequest], blocks: list[Tensor]
+) -> list[tuple[Tensor, Tensor]]:
+    """Pairs one rank's gradient pieces with their row ids."""
+    if blocks[0].shape[1] == 0:  # this rank owns no columns (D < N) and was never told the ids
+        return [(ids_T[:0], blocks[0][:0])]
+    placed = [(ids_T, blocks[0])]
+    for request, grad_Bd in zip(pooled, blocks[1:]):
+        placed.append((request.ids_L, request.row_gradients(grad_Bd.to(table.parameter.dtype))))
+    return placed
 
 
 def _pooled(table: ShardedTable, rank: int, field: _Field) -> list[PooledRequest]:

@@ -167,6 +167,14 @@ def _stale(table: ShardedTable, window: Window) -> None:
         )
 
 
+def _collected(ctx: Any) -> None:
+    """A look-up's gradient is there; `backward(retain_graph=True)` comes by more than once."""
+    if not getattr(ctx, "came", False):
+        ctx.came = True
+        ctx.window.waiting -= 1
+    ctx.table.collected()
+
+
 class _TakeRows(torch.autograd.Function):
     """Rows of the window; in backward their gradients go back to it."""
 
@@ -176,6 +184,7 @@ class _TakeRows(torch.autograd.Function):
     ) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.table, ctx.window, ctx.position_U, ctx.keep_U = table, window, position_U, keep_U
+        window.waiting += 1
         return window.rows_UD.index_select(0, position_U)
 
     @staticmethod
@@ -185,6 +194,7 @@ class _TakeRows(torch.autograd.Function):
         ctx.table.reached()
         if grad_UD is not None:  # undefined: nothing reached the rows, as if they had not been looked up
             ctx.window.accumulate(ctx.position_U, grad_UD, ctx.keep_U)
+        _collected(ctx)
         return None, None, None, None, None
 
 
@@ -195,6 +205,7 @@ class _CollectPooled(torch.autograd.Function):
     def forward(ctx: Any, anchor: Tensor, table: ShardedTable, window: Window, bags_BD: Tensor, number: int) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.table, ctx.window, ctx.number = table, window, number
+        window.waiting += 1
         return bags_BD.clone()
 
     @staticmethod
@@ -204,6 +215,7 @@ class _CollectPooled(torch.autograd.Function):
         ctx.table.reached()
         if grad_BD is not None:
             ctx.window.accumulate_pooled(ctx.number, grad_BD)
+        _collected(ctx)
         return None, None, None, None, None
 
 

@@ -58,6 +58,8 @@ class ShardedTable:
         self.settle: Callable[[], None] = lambda: None
         #: called in backward when it reaches a look-up
         self.reached: Callable[[], None] = lambda: None
+        #: called in backward when it has brought a look-up's gradient
+        self.collected: Callable[[], None] = lambda: None
 
     @property
     def shard_Vd(self) -> Tensor:

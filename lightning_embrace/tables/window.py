@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+import threading
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from lightning_embrace.tables.request import PooledRequest
+
+
+class Gradient(NamedTuple):
+    """What a window has collected.
+
+    Attributes:
+        touched_U: Which rows received a gradient.
+        grad_TD: The gradients of these rows.
+        pooled: The gradients of pooled requests, in the order of their numbers.
+        pooled_bits: Bit k is set when there is one for request k.
+    """
+
+    touched_U: Tensor
+    grad_TD: Tensor
+    pooled: list[Tensor]
+    pooled_bits: int
 
 
 class Window:
@@ -26,6 +45,9 @@ class Window:
         self._grad_UD: Tensor | None = None
         self._touched_U: Tensor | None = None
         self._pooled_grads: dict[int, Tensor] = {}
+        self._lock = threading.Lock()
+        #: look-ups whose gradient backward may still bring
+        self.waiting = 0
         #: pooled requests and their answers: activation checkpointing asks again in backward
         self.bags: list[tuple[PooledRequest, Tensor]] = []
 
@@ -61,16 +83,12 @@ class Window:
             grad_UD: Their gradients.
             keep_U: Mask of the rows that count as touched (``padding_idx`` does not); ``None``: all.
         """
-        self.mark_used()
-        assert self._grad_UD is not None and self._touched_U is not None
-        if len(self._grad_UD) < len(self):  # rows were fetched between two backward passes
-            more = len(self) - len(self._grad_UD)
-            self._grad_UD = torch.cat([self._grad_UD, self._grad_UD.new_zeros(more, grad_UD.shape[1])])
-            self._touched_U = torch.cat([self._touched_U, self._touched_U.new_zeros(more)])
         if keep_U is not None:
             position_U, grad_UD = position_U[keep_U], grad_UD[keep_U]
-        self._grad_UD.index_add_(0, position_U, grad_UD)
-        self._touched_U[position_U] = True
+        with self._lock:
+            all_UD, touched_U = self._collected()
+            all_UD.index_add_(0, position_U, grad_UD)
+            touched_U[position_U] = True
 
     def accumulate_pooled(self, number: int, grad_BD: Tensor) -> None:
         """Adds the gradient of the bags of a pooled request.
@@ -79,47 +97,40 @@ class Window:
             number: The request's number since the window began.
             grad_BD: Gradient of its bags, in full width.
         """
-        self.mark_used()
-        earlier = self._pooled_grads.get(number)
-        self._pooled_grads[number] = grad_BD if earlier is None else earlier + grad_BD
-
-    def mark_used(self) -> None:
-        """A backward pass came by."""
-        if self._grad_UD is None or self._touched_U is None:
-            self._grad_UD = torch.zeros_like(self.rows_UD)
-            self._touched_U = torch.zeros(len(self), dtype=torch.bool, device=self.rows_UD.device)
-
-    def touched_count(self) -> int:
-        """Number of rows that received a gradient."""
-        return 0 if self._touched_U is None else int(self._touched_U.sum())
-
-    def pooled_bits(self) -> int:
-        """Bit k is set when pooled request k received a gradient."""
-        return sum(1 << number for number in self._pooled_grads)
-
-    def take_pooled(self) -> list[Tensor]:
-        """Hands the gradients of the pooled requests over, in the order of their numbers."""
-        taken = [self._pooled_grads[number] for number in sorted(self._pooled_grads)]
-        self._pooled_grads = {}
-        return taken
+        with self._lock:
+            self._collected()
+            earlier = self._pooled_grads.get(number)
+            self._pooled_grads[number] = grad_BD if earlier is None else earlier + grad_BD
 
     @property
     def used(self) -> bool:
         """Whether a backward pass came by, even one without rows."""
         return self._grad_UD is not None
 
-    def take_gradient(self) -> tuple[Tensor, Tensor]:
-        """Hands the collected gradient over and starts anew.
+    def take_gradient(self) -> Gradient | None:
+        """Hands the collected gradient over and starts anew; None if there is none."""
+        with self._lock:
+            if self._grad_UD is None or self._touched_U is None:
+                return None
+            touched_U = torch.zeros(len(self), dtype=torch.bool, device=self.rows_UD.device)
+            touched_U[: len(self._touched_U)] = self._touched_U
+            grad_TD = self._grad_UD if bool(self._touched_U.all()) else self._grad_UD[self._touched_U]
+            numbers = sorted(self._pooled_grads)
+            pooled = [self._pooled_grads[number] for number in numbers]
+            self._grad_UD = self._touched_U = None
+            self._pooled_grads = {}
+        return Gradient(touched_U, grad_TD, pooled, sum(1 << number for number in numbers))
 
-        Returns:
-            The mask of touched rows [U] and the gradients of these rows [T, D].
-        """
-        assert self._grad_UD is not None and self._touched_U is not None
-        touched_U = torch.zeros(len(self), dtype=torch.bool, device=self.rows_UD.device)
-        touched_U[: len(self._touched_U)] = self._touched_U
-        grad_TD = self._grad_UD if bool(self._touched_U.all()) else self._grad_UD[self._touched_U]
-        self._grad_UD = self._touched_U = None
-        return touched_U, grad_TD
+    def _collected(self) -> tuple[Tensor, Tensor]:
+        """The gradients of all rows, and which ones are touched, from the first backward pass on."""
+        if self._grad_UD is None or self._touched_U is None:
+            self._grad_UD = torch.zeros_like(self.rows_UD)
+            self._touched_U = torch.zeros(len(self), dtype=torch.bool, device=self.rows_UD.device)
+        elif len(self._grad_UD) < len(self):  # rows were fetched between two backward passes
+            more = len(self) - len(self._grad_UD)
+            self._grad_UD = torch.cat([self._grad_UD, self._grad_UD.new_zeros(more, self._grad_UD.shape[1])])
+            self._touched_U = torch.cat([self._touched_U, self._touched_U.new_zeros(more)])
+        return self._grad_UD, self._touched_U
 
     def _found(self, ids_U: Tensor) -> tuple[Tensor, Tensor]:
         if len(self) == 0:

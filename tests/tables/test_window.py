@@ -51,9 +51,10 @@ class WindowModel(RuleBasedStateMachine):
     @rule()
     def take(self) -> None:
         if not self.used:
-            assert not self.window.used
+            assert not self.window.used and self.window.take_gradient() is None
             return
-        touched, grads = self.window.take_gradient()
+        touched, grads, pooled, bits = self.window.take_gradient()
+        assert not pooled and bits == 0
         assert [i for i, t in zip(self.order, touched.tolist()) if t] == [i for i in self.order if i in self.grads]
         assert grads[:, 0].tolist() == [self.grads[i] for i in self.order if i in self.grads]
         self.grads, self.used = {}, False
@@ -62,7 +63,6 @@ class WindowModel(RuleBasedStateMachine):
     def equal(self) -> None:
         assert len(self.window) == len(self.order)
         assert self.window.used == self.used
-        assert self.window.touched_count() == len(self.grads)
         if self.order:
             rows = self.window.rows_UD[self.window.positions(torch.tensor(self.order))]
             assert rows.tolist() == [[self.rows[i], float(i)] for i in self.order]
@@ -80,10 +80,12 @@ def test_pooled_gradients(steps):
     for number, value in steps:
         window.accumulate_pooled(number, torch.full((1, COLUMNS), float(value)))
         expected[number] = expected.get(number, 0.0) + value
-    assert window.pooled_bits() == sum(1 << n for n in expected)
     assert window.used == bool(steps)
-    assert [float(g[0, 0]) for g in window.take_pooled()] == [expected[n] for n in sorted(expected)]
-    assert window.pooled_bits() == 0
+    if steps:
+        taken = window.take_gradient()
+        assert taken.pooled_bits == sum(1 << n for n in expected)
+        assert [float(g[0, 0]) for g in taken.pooled] == [expected[n] for n in sorted(expected)]
+    assert window.take_gradient() is None
 
 
 def test_used_without_rows():
@@ -92,7 +94,7 @@ def test_used_without_rows():
     assert not window.used
     window.accumulate(torch.empty(0, dtype=torch.int64), torch.empty(0, COLUMNS), None)
     assert window.used
-    touched, grads = window.take_gradient()
+    touched, grads, _, _ = window.take_gradient()
     assert touched.shape == (0,)
     assert grads.shape == (0, COLUMNS)
     assert not window.used
