@@ -31,6 +31,7 @@ from lightning_embrace.opening import OpeningMixin
 from lightning_embrace.optim.check import check_optimizers
 from lightning_embrace.refusals import check_callbacks, check_model, check_trainer
 from lightning_embrace.relaxation import why_disturbed, why_not_relaxed
+from lightning_embrace.resuming import ResumingMixin
 from lightning_embrace.saving import SavingMixin
 from lightning_embrace.schedule.buffers import broadcast_tensors
 from lightning_embrace.schedule.order import Name
@@ -41,7 +42,7 @@ _TIMEOUT = timedelta(minutes=30)
 _MODULE = {"lightning.pytorch": "lightning_embrace", "pytorch_lightning": "lightning_embrace.pytorch_lightning"}
 
 
-class EmbRaceMixin(SavingMixin, AnnouncingMixin, FailingMixin, OpeningMixin):
+class EmbRaceMixin(ResumingMixin, SavingMixin, AnnouncingMixin, FailingMixin, OpeningMixin):
     """The strategy without its base class, which differs between the two namespaces of Lightning."""
 
     namespace: ClassVar[Namespace]

@@ -1,4 +1,4 @@
-"""What user code calls inside a training step in the place of Lightning's own."""
+"""What user code calls: norms of gradients in the place of Lightning's own; tables that grow or begin pretrained."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from lightning_embrace.checkpoint.resize import resize_embedding
+from lightning_embrace.checkpoint.vectors import LoadedVectors, load_vectors
 from lightning_embrace.optim.clipping import Tell, alone, norms
 from lightning_embrace.tables.headers import Act
 from lightning_embrace.tables.modules import handle_of
+
+__all__ = ["LoadedVectors", "grad_norm", "load_vectors", "resize_embedding"]
 
 
 def grad_norm(module: nn.Module, norm_type: float | str, group_separator: str = "/") -> dict[str, Tensor]:

@@ -173,12 +173,18 @@ class Lookahead:
         pairs = self._pairs[index]
         if len(self._loaders) == 1:  # Lightning calls no hook for a batch that is None
             while pairs and pairs[0][0] is None:
-                pairs.popleft()
+                self._take(index)
         if not pairs:
             return None
-        batch, item = pairs.popleft()
+        batch, item = self._take(index)
         known = item is not None and not item.ended and item.error is None
         return batch, item.batch if item is not None and known else None, known
+
+    def _take(self, index: int) -> tuple[Any, Item | None]:
+        iteration = self._loaders[index]._wrapping.iteration
+        if iteration is not None:
+            iteration.take()
+        return self._pairs[index].popleft()
 
 
 def _limit(limit: int | float, length: int | None) -> int | None:

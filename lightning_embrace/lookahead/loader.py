@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
@@ -97,12 +98,14 @@ class Iteration(Iterator[Any]):
     ) -> None:
         self.ends = Ends()
         self.delivered = 0
-        #: the loader's state after the last batch that was handed out; None: ask the loader
+        #: the loader's state after the last batch that was taken; None: ask the loader
         self.state: Any = None
+        #: its states after the batches that were handed out since: Lightning fetches one ahead where it knows no length
+        self._untaken: deque[Any] = deque()
         self._loader, self._terms, self._host, self._index = loader, terms, host, index
         self._habits = habits
         self._source: Iterator[Any] | None = source
-        self._stateful = terms.ahead and is_stateful(loader)
+        self._stateful = is_stateful(loader)
         self._held: Item | None = None
         self._over = False
 
@@ -112,18 +115,23 @@ class Iteration(Iterator[Any]):
         item = self._held or self._fetch_now()
         if not self._host.agreed(self._index, self.delivered):
             if item.ended and item.state is not None:
-                self.state = item.state
+                self._end_with(item.state)
             item.ended = True  # on some rank; as the successor of the batch before, too
             self._over = True
             raise StopIteration
         if item.error is not None:
             self._over = True
             raise item.error
-        self.state = item.state
+        self._untaken.append(item.state)
         self.delivered += 1
         self._hold(self._fetch() if self._looks_ahead() else None)
         self._host.deliver(self._index, item.batch, self._held)
         return item.batch
+
+    def take(self) -> None:
+        """The oldest batch that was handed out is trained on: whoever goes on from here goes on behind it."""
+        if self._untaken:
+            self.state = self._untaken.popleft()
 
     def drop(self) -> None:
         """The iteration was abandoned: gives free what it holds."""
@@ -139,6 +147,14 @@ class Iteration(Iterator[Any]):
     def forget_state(self) -> None:
         """The loader was reset, its own state is the true one."""
         self.state, self._stateful = None, False
+        self._untaken.clear()
+
+    def _end_with(self, state: Any) -> None:
+        """The last batch was the last one."""
+        if self._untaken:
+            self._untaken[-1] = state
+        else:
+            self.state = state
 
     def _looks_ahead(self) -> bool:
         limits = (n for n in (self._terms.limit, self._terms.length) if n is not None)
@@ -251,7 +267,7 @@ class Wrapping:
         return iteration
 
     def close(self) -> None:
-        """Drops what is held; the state is still the one after the last batch that was handed out."""
+        """Drops what is held; the state is still the one after the last batch that was taken."""
         self.closed = True
         if self.iteration is not None:
             self.iteration.drop()

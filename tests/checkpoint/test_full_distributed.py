@@ -12,6 +12,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
+from lightning_embrace.checkpoint.ranks import KEY
 from tests.support.lifecycle import (
     At,
     Whole,
@@ -69,6 +70,7 @@ def files(ranks, tmp_path_factory):
 def load(path: Path, **arguments: Any) -> dict[str, Any]:
     """A checkpoint without the name of its folder, which two runs cannot share."""
     checkpoint = torch.load(path, **{"weights_only": True, **arguments})
+    checkpoint.pop(KEY, None)  # what each rank has for itself
     if "callbacks" in checkpoint:
         checkpoint["callbacks"] = moved(checkpoint["callbacks"], str(path.parent))
     return checkpoint
@@ -84,7 +86,7 @@ def moved(value: Any, folder: str) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_are_ddps(files, kind):
-    """Same file names; same keys, types, shapes, dtypes, layouts and values in each; same size on disk."""
+    """Same file names; same keys, types, shapes, dtypes, layouts and values in each; about the same size on disk."""
     theirs, ours, _ = files(kind)
     names = sorted(p.name for p in theirs.iterdir())
     assert names == sorted(p.name for p in ours.iterdir())
@@ -92,7 +94,8 @@ def test_files_are_ddps(files, kind):
     for name in names:
         assert_same(load(ours / name), load(theirs / name), name)
         sizes = [(folder / name).stat().st_size for folder in (ours, theirs)]
-        assert abs(sizes[0] - sizes[1]) < 4096, f"{name}: {sizes}"
+        ranks = 0 if name.startswith("weights") else KINDS[kind][-1]
+        assert abs(sizes[0] - sizes[1]) < 4096 + 20_000 * ranks, f"{name}: {sizes}"
 
 
 def test_files_hold_whole_states(files):
