@@ -30,7 +30,7 @@ def gather_optimizer_state(
     """
     state_dict = optimizer.state_dict()
     state_dict["state"] = dict(state_dict["state"])
-    for number, table in _table_numbers(tables, optimizer).items():
+    for number, table in table_numbers(tables, optimizer).items():
         if number in state_dict["state"]:
             state_dict["state"][number] = _whole(comm, table, state_dict["state"][number], to_all)
     return state_dict
@@ -41,7 +41,7 @@ def whole_state_bytes(tables: list[ShardedTable], optimizer: Optimizer) -> int:
     need = 0
     for table in tables:
         for value in optimizer.state.get(table.parameter, {}).values():
-            if _is_sharded(table, value):
+            if is_sharded_like(table, value):
                 rows = value._nnz() if value.is_sparse else table.rows
                 need += rows * table.columns * value.element_size()
     return need
@@ -61,7 +61,7 @@ def shard_optimizer_state(
         A state dict for ``optimizer.load_state_dict``.
     """
     states = dict(state_dict["state"])
-    by_number = _table_numbers(tables, optimizer)
+    by_number = table_numbers(tables, optimizer)
     for number, state in states.items():
         table = by_number.get(number)
         states[number] = unmapped(state) if table is None else {k: _columns_of(table, v) for k, v in state.items()}
@@ -81,26 +81,27 @@ def restore_optimizer(comm: Communicator, tables: list[ShardedTable], optimizer:
     for table in tables:
         if table.parameter in optimizer.state:
             state = optimizer.state[table.parameter]
-            for key in [k for k, v in state.items() if _is_sharded(table, v)]:
+            for key in [k for k, v in state.items() if is_sharded_like(table, v)]:
                 full = gather_columns(comm, table, state[key], to_all=True)
                 assert full is not None
                 state[key] = full
 
 
-def _table_numbers(tables: list[ShardedTable], optimizer: Optimizer) -> dict[int, ShardedTable]:
+def table_numbers(tables: list[ShardedTable], optimizer: Optimizer) -> dict[int, ShardedTable]:
     """The number under which torch's state dicts keep each table's state."""
     by_id = {id(t.parameter): t for t in tables}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return {number: by_id[id(p)] for number, p in enumerate(parameters) if id(p) in by_id}
 
 
-def _is_sharded(table: ShardedTable, value: Any) -> bool:
+def is_sharded_like(table: ShardedTable, value: Any) -> bool:
+    """Whether a state of a table's is cut by columns as the table is."""
     return isinstance(value, Tensor) and value.shape == table.parameter.shape
 
 
 def _whole(comm: Communicator, table: ShardedTable, state: dict[str, Any], to_all: bool) -> dict[str, Any]:
     whole = dict(state)
-    for key in sorted(k for k, v in state.items() if _is_sharded(table, v)):
+    for key in sorted(k for k, v in state.items() if is_sharded_like(table, v)):
         full = gather_columns(comm, table, state[key], to_all)
         if full is not None:
             whole[key] = full

@@ -25,14 +25,15 @@ def shard_as_dtensor(table: ShardedTable, shard: Tensor | None = None) -> Tensor
 
     Args:
         table: The table.
-        shard: A tensor sharded as the table's weight, default that weight.
+        shard: A tensor whose columns are sharded as the table's weight, default that weight; of a sparse state, its
+            rows.
 
     Returns:
-        A DTensor of logical shape [V, D]; no communication takes place.
+        A DTensor of logical shape [V, D], or [rows, D]; no communication takes place.
     """
     local_Vd = table.shard_Vd if shard is None else shard
     mesh = _mesh(local_Vd.device.type, dist.group.WORLD)
-    shape = torch.Size((table.rows, table.columns))
+    shape = torch.Size((local_Vd.shape[0], table.columns))
     return DTensor.from_local(local_Vd, mesh, [Shard(1)], run_check=False, shape=shape, stride=(table.columns, 1))
 
 
