@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 from zipfile import is_zipfile
 
 from torch.optim import Optimizer
 
+from lightning_embrace.checkpoint.agreement import read_nothing, read_together, write_together
+from lightning_embrace.checkpoint.damage import check_content, check_file, check_kind
 from lightning_embrace.checkpoint.mapped import load_mapped
 from lightning_embrace.checkpoint.optimizer_state import shard_optimizer_state
+from lightning_embrace.comm.connect import Connection
 from lightning_embrace.construction import ConstructionMixin
 from lightning_embrace.session import Session
 from lightning_embrace.tables.modules import handle_of, is_sharded
@@ -23,6 +27,8 @@ class SavingMixin(ConstructionMixin):
     _failed: bool
     #: files that were written and not removed, the last one at the end
     _checkpoints: list[str]
+    _connection: Connection | None
+    _before_collective: Callable[[], None]
 
     def full_state_dict(self) -> dict[str, Any]:
         """The model's state dict with whole tables on every rank. Collective: call it on all ranks.
@@ -61,14 +67,43 @@ class SavingMixin(ConstructionMixin):
     def load_checkpoint(  # type: ignore[override]  # `weights_only` came later than what we support
         self, checkpoint_path: Any, **options: Any
     ) -> dict[str, Any]:
-        """Reads a file; of tables that are sharded already each rank reads its columns, when they are loaded."""
+        """Reads a checkpoint, or raises on every rank what one finds wrong. Collective while the Trainer runs."""
+        if self._connection is not None:
+            self._connection.agreed_on_start = True
+        path = str(checkpoint_path)
+        return read_together(self._gather_words, path, partial(self._read, path, options))
+
+    def _resume_from_nothing(self) -> None:
+        """A run begins. Where no checkpoint has been read, no rank may have read one. Collective."""
+        assert self._connection is not None
+        if not self._connection.agreed_on_start:
+            self._connection.agreed_on_start = True
+            read_nothing(self._gather_words)
+
+    def _read(self, path: str, options: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        """What a checkpoint holds, and a number that differs where it does.
+
+        Of tables that are sharded already each rank reads its columns, when they are loaded.
+        """
+        number = check_file(path, self.local_rank, len(self.parallel_devices or (0,)))
         assert self.lightning_module is not None
         handles = [handle for module in self.lightning_module.modules() if (handle := handle_of(module)) is not None]
         shapes = {(h.table.rows, h.table.columns) for h in handles}
         plain = type(self.checkpoint_io) is self.namespace.get_fabric("plugins.io.TorchCheckpointIO")
-        if shapes and plain and is_zipfile(str(checkpoint_path)):
-            return load_mapped(str(checkpoint_path), shapes, options.get("weights_only"))
-        return super().load_checkpoint(checkpoint_path, **options)
+        if plain:
+            check_kind(path)
+        if shapes and plain and is_zipfile(path):
+            content = load_mapped(path, shapes, options.get("weights_only"))
+        else:
+            content = super().load_checkpoint(path, **options)
+        return content, number ^ check_content(content)
+
+    def _gather_words(self, words: list[int | str], what: str) -> list[list[Any]]:
+        """Tells every rank a few words, however long a disk takes. Collective while the Trainer runs."""
+        if self._connection is None:
+            return [words]
+        self._before_collective()
+        return self._connection.gather_words(words, what)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Loads full optimizer states, each rank its columns."""
@@ -79,8 +114,10 @@ class SavingMixin(ConstructionMixin):
         super().load_optimizer_state_dict({**checkpoint, "optimizer_states": states})
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Writes the file from rank 0."""
-        super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
+        """Writes the file from rank 0, and waits for it however long that takes. Collective."""
+        write = partial(super().save_checkpoint, checkpoint, filepath, storage_options=storage_options)
+        last = self._checkpoints[-1] if self._checkpoints else None
+        write_together(self._gather_words, str(filepath), write, last)
         self._checkpoints.append(str(filepath))
 
     def remove_checkpoint(self, filepath: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, reduce
 from itertools import repeat
 
 import torch
@@ -68,8 +68,8 @@ class Session:
         self.specs = specs
         self.schedule = schedule
         self.step = 0
-        #: this rank wants all to stop; one rank is enough, and after the next synchronised backward all know
-        self.wants_stop = self.stop_agreed = False
+        #: bits: what this rank has heard, and what any rank had when backward last was synchronised
+        self.heard = self.all_heard = 0
         #: updates may be applied late: nothing reads gradients or weights where it would not be noticed
         self.relaxed = False
         #: a step may move rows that it has not looked up: none may be sent early
@@ -234,12 +234,12 @@ class Session:
         self.pending.settle_all()
         parts = (self._gradients, self._replicated)
         arrivals = self._dense.arrivals() if self.schedule.horizontal else []
-        own = [*arrivals, int(self._queue.rate), int(self.wants_stop)]
+        own = [*arrivals, int(self._queue.rate), self.heard]
         header = [value for part in parts for value in part.header()] + own
         rows = self.comm.gather(torch.tensor(header), f"closing header of step {self.step}").wait().tolist()
-        *arrived, rates, stops = zip(*(row[-len(own) :] for row in rows))
+        *arrived, rates, heard = zip(*(row[-len(own) :] for row in rows))
         rows = [row[: -len(own)] for row in rows]
-        self.stop_agreed = any(stops)
+        self.all_heard = reduce(int.__or__, heard)
         self._chunk = self._fixed_chunk or tuned_chunk(min(rates), self.comm.world_size)
         if self.schedule.horizontal:  # what is there when, in the next step
             self._arrivals = [max(of_block) for of_block in arrived]

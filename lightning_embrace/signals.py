@@ -1,4 +1,4 @@
-"""SIGTERM, kept until all ranks can take it at the same point of the same step."""
+"""Signals, kept until all ranks can take them at the same point of the same step."""
 
 from __future__ import annotations
 
@@ -8,32 +8,70 @@ import threading
 from types import FrameType
 from typing import Any
 
+from lightning_embrace.namespaces import Namespace
 
-class Sigterm:
-    """Stands before the handler that Lightning has set for SIGTERM, and calls it when told to.
+#: what a rank has heard, as bits: all ranks' together are what all of them take
+STOP, REQUEUE = 1, 2
 
-    That handler makes all ranks join a broadcast at once, wherever each of them is: between two collectives of which
-    the others have begun one, or twice where a signal to the whole process group comes on top of the one that the
-    parent passes on. Either never ends.
+
+class Signals:
+    """Stands before the handlers that Lightning has set, and calls them when told to.
+
+    For SIGTERM that handler makes all ranks join a broadcast at once, wherever each of them is: between two collectives
+    of which the others have begun one, or twice where a signal to the whole process group comes on top of the one that
+    the parent passes on. Either never ends. For the signal with which SLURM announces that a job is to be requeued, it
+    saves a checkpoint, likewise.
     """
 
     def __init__(self) -> None:
-        #: whether a signal has arrived
-        self.heard = False
-        self._handler: Any = None
+        #: bits of the signals that have arrived
+        self.heard = 0
+        self._handlers: dict[int, tuple[int, Any]] = {}
 
-    def take_over(self) -> None:
-        """Call it once Lightning has set its handlers; Lightning puts back what was there before them by itself."""
-        handler = signal.getsignal(signal.SIGTERM)
-        if callable(handler) and threading.current_thread() is threading.main_thread():
-            self.heard, self._handler = False, handler
-            signal.signal(signal.SIGTERM, self._hear)
+    def take_over(self, requeue: int | None = None) -> None:
+        """Call it once Lightning has set its handlers; Lightning puts back what was there before them by itself.
 
-    def deliver(self) -> None:
-        """Calls Lightning's handler, and those that were set before it, once. Collective."""
-        handler, self._handler = self._handler, None
+        Args:
+            requeue: The signal that requeues the job, if Lightning has a handler for it.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self.heard, self._handlers = 0, {}
+        for number, bit in ((signal.SIGTERM, STOP), (requeue, REQUEUE)):
+            handler = None if number is None else signal.getsignal(number)
+            if number is not None and callable(handler):
+                self._handlers[bit] = (number, handler)
+                signal.signal(number, self._hear)
+
+    def stop(self) -> None:
+        """Calls Lightning's handler of SIGTERM, and those that were set before it, once. Collective."""
+        self._deliver(*self._handlers.pop(STOP, (0, None)))
+
+    def requeue(self) -> None:
+        """Saves for a job that is requeued. Collective."""
+        self.heard &= ~REQUEUE
+        self._deliver(*self._handlers.get(REQUEUE, (0, None)))
+
+    def _deliver(self, number: int, handler: Any) -> None:
         if handler is not None:
-            handler(signal.SIGTERM, sys._getframe())
+            handler(number, sys._getframe())
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        self.heard = True
+        for bit, (mine, _) in self._handlers.items():
+            if mine == number:
+                self.heard |= bit
+
+
+def requeue_signal(environment: Any, namespace: Namespace) -> int | None:
+    """The signal for which Lightning has a handler that saves and requeues; None: it has none.
+
+    Args:
+        environment: The cluster environment.
+        namespace: Of Lightning.
+    """
+    slurm = namespace.get_fabric("plugins.environments.SLURMEnvironment")
+    if not isinstance(environment, slurm) or not environment.auto_requeue:
+        return None
+    handler = signal.getsignal(environment.requeue_signal)
+    lightnings = namespace.get("trainer.connectors.signal_connector._HandlersCompose")
+    return int(environment.requeue_signal) if isinstance(handler, lightnings) else None

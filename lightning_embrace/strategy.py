@@ -36,13 +36,14 @@ from lightning_embrace.saving import SavingMixin
 from lightning_embrace.schedule.buffers import broadcast_tensors
 from lightning_embrace.schedule.order import Name
 from lightning_embrace.session import Session
-from lightning_embrace.signals import Sigterm
+from lightning_embrace.signals import Signals
+from lightning_embrace.stopping import StoppingMixin
 
 _TIMEOUT = timedelta(minutes=30)
 _MODULE = {"lightning.pytorch": "lightning_embrace", "pytorch_lightning": "lightning_embrace.pytorch_lightning"}
 
 
-class EmbRaceMixin(ResumingMixin, SavingMixin, AnnouncingMixin, FailingMixin, OpeningMixin):
+class EmbRaceMixin(StoppingMixin, ResumingMixin, SavingMixin, AnnouncingMixin, FailingMixin, OpeningMixin):
     """The strategy without its base class, which differs between the two namespaces of Lightning."""
 
     namespace: ClassVar[Namespace]
@@ -97,7 +98,7 @@ class EmbRaceMixin(ResumingMixin, SavingMixin, AnnouncingMixin, FailingMixin, Op
         self._service: RowService | None = None
         self._synchronise = True
         self._failed = self._stopping = False
-        self._sigterm = Sigterm()
+        self._signals = Signals()
         self._timeline: Timeline | None = None
         self._recorder: Recorder = Profiled()
         self._stepping = ExitStack()
@@ -119,6 +120,7 @@ class EmbRaceMixin(ResumingMixin, SavingMixin, AnnouncingMixin, FailingMixin, Op
 
     def _set_up(self, trainer: Any) -> None:
         assert self.accelerator is not None and self.model is not None and self._connection is not None
+        self._resume_from_nothing()
         self.accelerator.setup(trainer)
         fitting = trainer.state.fn == "fit"
         check_model(self.model)
@@ -247,12 +249,10 @@ class EmbRaceMixin(ResumingMixin, SavingMixin, AnnouncingMixin, FailingMixin, Op
             session.before_backward(self._synchronise)
             with self._recorder.span("backward", "compute"):
                 self.precision_plugin.backward(loss, module, optimizer, *args, **kwargs)
-            session.wants_stop = self._sigterm.heard
+            session.heard = self._signals.heard
             session.after_backward(self._synchronise)
             self._step_follows()
-            if session.stop_agreed and not self._stopping:
-                self._stopping = True
-                self._sigterm.deliver()
+            self._stop_if_told(session)
         if self._synchronise:
             self._announce()
         loss = self.precision_plugin.post_backward(loss, module)
@@ -269,9 +269,8 @@ class EmbRaceMixin(ResumingMixin, SavingMixin, AnnouncingMixin, FailingMixin, Op
             self._synchronise = True
 
     def on_train_start(self) -> None:
-        """Lightning has set its signal handlers by now, and callbacks have what they want to keep."""
+        """Callbacks have what they want to keep by now."""
         super().on_train_start()
-        self._sigterm.take_over()
         if self._session is not None and self.lightning_module is not None:
             self._relax(self._session, self.lightning_module.trainer)
 
