@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from lightning_embrace.checkpoint.full import FullSave
 from lightning_embrace.copies import Copy, agree_on_copies
 from lightning_embrace.mixin import Base
 from lightning_embrace.model_summary import WholeSizes
@@ -35,6 +36,7 @@ class CallbacksMixin(Base):
     """Lays what they need over the callbacks of a Trainer while tables are sharded."""
 
     namespace: ClassVar[Namespace]
+    _save: FullSave | None
     _overlay: Overlay | None = None
     _copies: Sequence[Copy] = ()
 
@@ -60,7 +62,7 @@ class CallbacksMixin(Base):
             for hook in _READING[name]:
                 if not self._overrides(callback, name, hook):
                     _lay(overlay, callback, hook, partial(_reading, session))
-            _lay(overlay, callback, _SAVING[name], partial(_whole, copies))
+            _lay(overlay, callback, _SAVING[name], partial(self._whole, copies))
         for callback in trainer.callbacks:
             if self._is_a(callback, "ModelPruning"):
                 _lay(overlay, callback, "on_save_checkpoint", _with_gathered_state)
@@ -80,6 +82,15 @@ class CallbacksMixin(Base):
         assert module is not None
         automatic, skips = module.automatic_optimization, module.trainer.fit_loop._skip_backward
         return automatic and not skips, automatic and skips and synchronise
+
+    @contextmanager
+    def _whole(self, copies: Sequence[Copy], *_: object) -> Iterator[None]:
+        """State dicts of copies have whole tables, or holes where those of the model have them."""
+        leave = self._save.leave if self._save is not None else None
+        with ExitStack() as stack:
+            for copy in copies:
+                stack.enter_context(copy.whole(leave=leave))
+            yield
 
     def _is_a(self, callback: Any, name: str) -> bool:
         cls = getattr(self.namespace.get("callbacks"), name, None)  # older releases do not have all of them
@@ -143,18 +154,10 @@ def _reading(session: Session, *_: object) -> Iterator[None]:
 
 
 @contextmanager
-def _whole(copies: Sequence[Copy], *_: object) -> Iterator[None]:
-    with ExitStack() as stack:
-        for copy in copies:
-            stack.enter_context(copy.whole())
-        yield
-
-
-@contextmanager
 def _with_gathered_state(trainer: Any, module: nn.Module, checkpoint: dict[str, Any]) -> Iterator[None]:
     """The model's state dict is the one in the checkpoint: whole."""
     overlay = Overlay()
-    overlay.lay(module, "state_dict", lambda *_, **__: dict(checkpoint["state_dict"]))
+    overlay.lay(module, "state_dict", lambda *_, **__: checkpoint["state_dict"].copy())
     try:
         yield
     finally:

@@ -31,6 +31,7 @@ class ConstructionMixin(Base):
     namespace: ClassVar[Namespace]
     config: EmbRaceConfig
     _session: Session | None
+    _connection: Connection | None
     _connect: Callable[[], Connection]
 
     @contextmanager
@@ -78,7 +79,8 @@ class ConstructionMixin(Base):
         if not parked_tables(module):
             yield None
             return
-        connection = self._connect()
+        before, connection = self._connection, self._connect()
+        self._connection = connection
         try:
             connection.open_groups()
             shards = Shards(module, _born(module), connection.communicator, Parked(lambda t: shards.shown(t)), None)
@@ -91,16 +93,21 @@ class ConstructionMixin(Base):
             connection.fail(error)
             connection.abandon()
             raise
+        finally:
+            self._connection = before
         connection.close()
 
 
-def check_full_saves(session: Session, optimizers: Sequence[Optimizer], callbacks: Sequence[Any]) -> None:
+def check_full_saves(
+    session: Session, optimizers: Sequence[Optimizer], callbacks: Sequence[Any], reader: str | None
+) -> None:
     """Refuses checkpoints with whole tables that rank 0 could not put together. Collective for tables built as columns.
 
     Args:
         session: The session, before its first step.
         optimizers: All optimizers.
         callbacks: The callbacks that save checkpoints.
+        reader: Who is given the values before a file is written; if nobody is on any rank, there is nothing to refuse.
 
     Raises:
         ValueError: There is one, and its checkpoints would not fit.
@@ -108,15 +115,17 @@ def check_full_saves(session: Session, optimizers: Sequence[Optimizer], callback
     sharded = [s for s in session.specs if s.place == "sharded"]
     if not any(s.born for s in sharded):
         return
-    [room, *_] = session.comm.gather(torch.tensor([available_bytes()]), "memory for checkpoints").wait()[:, 0].tolist()
-    if not callbacks:
+    own = torch.tensor([available_bytes(), int(reader is None)])
+    rooms, hollows = zip(*session.comm.gather(own, "memory for checkpoints").wait().tolist())
+    if not callbacks or all(hollows):
         return
     need = sum(s.nbytes for s in sharded)
     if any(not getattr(callback, "save_weights_only", False) for callback in callbacks):
         need += sum(_state_bytes(optimizer, sharded) for optimizer in optimizers)
     names = ", ".join(type(callback).__name__ for callback in callbacks)
-    what = f"To gather whole tables and their optimizer states on rank 0, as {names} does,"
-    check_room(need, room, what, SAVE_SHARDS)
+    because = f"since {reader or 'a callback of another rank'} is given their values"
+    what = f"To gather whole tables and their optimizer states on rank 0, as {names} does {because},"
+    check_room(need, rooms[0], what, SAVE_SHARDS)
 
 
 def _state_bytes(optimizer: Optimizer, specs: Sequence[TableSpec]) -> int:

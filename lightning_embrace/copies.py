@@ -89,7 +89,7 @@ class Copy:
         self._source = CopySource()
         mine = [_spec_in(model, spec, whose) for spec in specs if spec.place == "sharded"]
         self._source.shards = self._shards = Shards(model, mine, comm, self._source, None)
-        #: state dicts that are made inside have whole tables, on rank 0. Collective.
+        #: state dicts that are made inside have whole tables on rank 0, or holes. Collective.
         self.whole = self._shards.whole
 
     def unshard(self) -> None:

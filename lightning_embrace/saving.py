@@ -1,26 +1,29 @@
-"""What Lightning saves and loads: whole tables and whole optimizer states, as DDP has them."""
+"""What Lightning saves and loads, and what all ranks agree on when it does."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from zipfile import is_zipfile
 
+import torch.distributed as dist
 from torch.optim import Optimizer
 
 from lightning_embrace.checkpoint.agreement import read_nothing, read_together, write_together
 from lightning_embrace.checkpoint.damage import check_content, check_file, check_kind
+from lightning_embrace.checkpoint.io import plain_ios
 from lightning_embrace.checkpoint.mapped import load_mapped
 from lightning_embrace.checkpoint.optimizer_state import shard_optimizer_state
 from lightning_embrace.comm.connect import Connection
-from lightning_embrace.construction import ConstructionMixin
+from lightning_embrace.full_saving import FullSavingMixin
 from lightning_embrace.session import Session
 from lightning_embrace.tables.modules import handle_of, is_sharded
 
 
-class SavingMixin(ConstructionMixin):
+class SavingMixin(FullSavingMixin):
     """State dicts and checkpoint files of a strategy."""
 
     _session: Session | None
@@ -30,39 +33,22 @@ class SavingMixin(ConstructionMixin):
     _connection: Connection | None
     _before_collective: Callable[[], None]
 
-    def full_state_dict(self) -> dict[str, Any]:
-        """The model's state dict with whole tables on every rank. Collective: call it on all ranks.
-
-        Returns:
-            The state dict that plain training would have.
-
-        Raises:
-            ValueError: Tables that were built as columns would not fit as a whole.
-        """
-        return self._full_state_dict(to_all=True)
-
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """What Lightning saves: whole tables on rank 0. Collective."""
+        """What Lightning saves of the model. Collective."""
         self._refuse_to_save_after_failure()
-        return self._full_state_dict(to_all=False)
-
-    def _full_state_dict(self, to_all: bool) -> dict[str, Any]:
-        assert self.lightning_module is not None
-        if self._session is not None:
-            return self._session.full_state_dict(to_all)
-        with self._shards_between_runs() as shards:
-            return self.lightning_module.state_dict() if shards is None else shards.full_state_dict(to_all)
+        return super().lightning_module_state_dict()
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """What Lightning saves: whole table states on rank 0. Collective."""
-        optimizer = getattr(optimizer, "_optimizer", optimizer)
+        """What Lightning saves of an optimizer. Collective."""
         self._refuse_to_save_after_failure()
-        if self._session is not None:
-            return self._session.full_optimizer_state(optimizer)
-        with self._shards_between_runs() as shards:
-            if shards is None:
-                return super().optimizer_state(optimizer)
-            return shards.full_optimizer_state(optimizer, to_all=False)
+        return super().optimizer_state(getattr(optimizer, "_optimizer", optimizer))
+
+    @contextmanager
+    def _saves(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        if self.lightning_module is not None:
+            self._refuse_to_save_after_failure()
+        with super()._saves(*args, **kwargs):
+            yield
 
     def load_checkpoint(  # type: ignore[override]  # `weights_only` came later than what we support
         self, checkpoint_path: Any, **options: Any
@@ -89,7 +75,7 @@ class SavingMixin(ConstructionMixin):
         assert self.lightning_module is not None
         handles = [handle for module in self.lightning_module.modules() if (handle := handle_of(module)) is not None]
         shapes = {(h.table.rows, h.table.columns) for h in handles}
-        plain = type(self.checkpoint_io) is self.namespace.get_fabric("plugins.io.TorchCheckpointIO")
+        plain = type(self.checkpoint_io) in plain_ios(self.namespace)
         if plain:
             check_kind(path)
         if shapes and plain and is_zipfile(path):
@@ -117,8 +103,17 @@ class SavingMixin(ConstructionMixin):
         """Writes the file from rank 0, and waits for it however long that takes. Collective."""
         write = partial(super().save_checkpoint, checkpoint, filepath, storage_options=storage_options)
         last = self._checkpoints[-1] if self._checkpoints else None
-        write_together(self._gather_words, str(filepath), write, last)
+        write_together(self._words, str(filepath), write, last)
         self._checkpoints.append(str(filepath))
+
+    def _words(self, words: list[int | str], what: str) -> list[list[Any]]:
+        """Tells every rank a few words. Between runs there is only Lightning's group for it."""
+        if self._connection is not None:
+            return self._gather_words(words, what)
+        everybodys: list[Any] = [words] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(everybodys, words)
+        return everybodys
 
     def remove_checkpoint(self, filepath: Any) -> None:
         """Removes the file on rank 0."""

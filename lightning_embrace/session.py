@@ -361,22 +361,10 @@ class Session:
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
-    def full_state_dict(self, to_all: bool = False) -> dict[str, Tensor]:
-        """The model's state dict with whole tables. Collective.
-
-        Args:
-            to_all: Every rank gets the whole tables; else rank 0 alone, and the others their own columns.
-
-        Returns:
-            The state dict.
-        """
+    def settled(self) -> Shards:
+        """The tables, with all updates applied: what state dicts are made of."""
         self.pending.settle_all()
-        return self._shards.full_state_dict(to_all)
-
-    def full_optimizer_state(self, optimizer: Optimizer, to_all: bool = False) -> dict[str, object]:
-        """An optimizer's state dict with whole tables, on rank 0 or on all ranks. Collective."""
-        self.pending.settle_all()
-        return self._shards.full_optimizer_state(optimizer, to_all)
+        return self._shards
 
     def unshard(self, optimizers: list[Optimizer]) -> None:
         """Puts whole tables and their optimizer state back, on every rank. Collective."""

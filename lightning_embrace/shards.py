@@ -9,7 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_embrace.checkpoint.optimizer_state import gather_optimizer_state, restore_optimizer, whole_state_bytes
+from lightning_embrace.checkpoint.optimizer_state import (
+    Leave,
+    gather_optimizer_state,
+    restore_optimizer,
+    whole_state_bytes,
+)
 from lightning_embrace.comm.base import Communicator
 from lightning_embrace.memory import UNKNOWN, available_bytes, check_room
 from lightning_embrace.tables.find import TableSpec
@@ -49,8 +54,8 @@ class Shards:
         source: Source,
         wire_dtype: torch.dtype | None,
     ) -> None:
-        self._model = model
-        self._comm = comm
+        self.model = model
+        self.comm = comm
         self._specs = [s for s in specs if s.place == "sharded"]
         self._shown: dict[int, Tensor] = {}
         self._originals: list[Tensor] = []
@@ -73,19 +78,33 @@ class Shards:
         finally:
             self._originals = []
 
-    def full_state_dict(self, to_all: bool) -> dict[str, Tensor]:
-        """The model's state dict with whole tables, on rank 0 or on all ranks. Collective."""
-        with self.whole(to_all):
+    def full_state_dict(self, to_all: bool, leave: Leave | None = None) -> dict[str, Tensor]:
+        """The model's state dict with whole tables, on rank 0 or on all ranks, or with holes. Collective.
+
+        Args:
+            to_all: Every rank gets the whole tables.
+            leave: As in :meth:`whole`.
+        """
+        with self.whole(to_all, leave):
             # the model's own `state_dict`, overridden or not, sees whole tables as in plain training
-            return self._model.state_dict()
+            return self.model.state_dict()
 
     @contextmanager
-    def whole(self, to_all: bool = False) -> Iterator[None]:
-        """State dicts that are made inside have whole tables, on rank 0 or on all ranks. Collective."""
-        self._begin_gathering(sum(s.nbytes for s in self._specs), "whole tables", to_all)
+    def whole(self, to_all: bool = False, leave: Leave | None = None) -> Iterator[None]:
+        """State dicts that are made inside have whole tables, on rank 0 or on all ranks, or holes. Collective.
+
+        Args:
+            to_all: Every rank gets the whole tables.
+            leave: Makes a hole for a table, which is put together later. Nothing is gathered if every rank gives one.
+        """
+        need = sum(s.nbytes for s in self._specs)
+        hollow = self._begin_gathering(need, "whole tables", to_all, leave is not None)
         shown: dict[int, Tensor] = {}
         for table in self.tables:
-            full = gather_columns(self._comm, table, table.shard_Vd, to_all)
+            if hollow and leave is not None:
+                shown[table.index] = leave(table, table.shard_Vd, None)
+                continue
+            full = gather_columns(self.comm, table, table.shard_Vd, to_all)
             # plain tensors everywhere: what callbacks do with a DTensor on some ranks only would be a collective
             shown[table.index] = table.shard_Vd if full is None else full
         self._shown = shown
@@ -99,21 +118,28 @@ class Shards:
         shown = self._shown.get(table.index)
         return shard_as_dtensor(table) if shown is None else shown
 
-    def full_optimizer_state(self, optimizer: Optimizer, to_all: bool) -> dict[str, object]:
-        """An optimizer's state dict with whole tables, on rank 0 or on all ranks. Collective."""
-        self._begin_gathering(whole_state_bytes(self.tables, optimizer), "the optimizer's whole states", to_all)
-        return gather_optimizer_state(self._comm, self.tables, optimizer, to_all)
+    def full_optimizer_state(self, optimizer: Optimizer, to_all: bool, leave: Leave | None = None) -> dict[str, object]:
+        """An optimizer's state dict with whole tables, on rank 0 or on all ranks. Collective.
+
+        Args:
+            optimizer: The optimizer.
+            to_all: Every rank gets the whole.
+            leave: As in :meth:`whole`.
+        """
+        need = whole_state_bytes(self.tables, optimizer)
+        hollow = self._begin_gathering(need, "the optimizer's whole states", to_all, leave is not None)
+        return gather_optimizer_state(self.comm, self.tables, optimizer, to_all, leave if hollow else None)
 
     def unshard(self, optimizers: list[Optimizer]) -> None:
         """Puts whole tables and their optimizer state back, on every rank; not those that never were. Collective."""
-        act_together(self._comm, Act.TEARDOWN)
+        act_together(self.comm, Act.TEARDOWN)
         given = [table for table, spec in zip(self.tables, self._specs) if not spec.born]
         for optimizer in optimizers:
-            restore_optimizer(self._comm, given, optimizer)
+            restore_optimizer(self.comm, given, optimizer)
         for table in self.tables:
             table.parameter.grad = None
         for table in given:
-            full = gather_columns(self._comm, table, table.shard_Vd, to_all=True)
+            full = gather_columns(self.comm, table, table.shard_Vd, to_all=True)
             assert full is not None
             # on the CPU, where Lightning's teardown puts everything: one GPU may not hold the whole
             table.parameter.data = full
@@ -137,7 +163,7 @@ class Shards:
 
     def _shard(self, index: int, spec: TableSpec, source: Source, wire_dtype: torch.dtype | None) -> ShardedTable:
         """Turns a whole table into this rank's columns; Parameter and modules keep their identity."""
-        comm, parameter = self._comm, spec.parameter
+        comm, parameter = self.comm, spec.parameter
         parameter.grad = None
         _, columns = spec.shape
         table = ShardedTable(index, spec.name, parameter, spec.sparse, columns, comm.rank, comm.world_size, wire_dtype)
@@ -155,7 +181,7 @@ class Shards:
 
     def _make_whole(self, spec: TableSpec) -> None:
         """Puts a table together that was built as columns before it was known what else uses it."""
-        comm, parameter = self._comm, spec.parameter
+        comm, parameter = self.comm, spec.parameter
         _, columns = spec.shape
         table = ShardedTable(0, spec.name, parameter, spec.sparse, columns, comm.rank, comm.world_size)
         full = gather_columns(comm, table, table.shard_Vd, to_all=True)
@@ -164,12 +190,18 @@ class Shards:
         for module in spec.lookups():
             give_back(module)
 
-    def _begin_gathering(self, need: int, what: str, to_all: bool) -> None:
-        """Refuses, on every rank, what does not fit; tables that were whole before have shown that they do."""
-        rooms = [room for [room] in act_together(self._comm, Act.STATE, [available_bytes()])]
+    def _begin_gathering(self, need: int, what: str, to_all: bool, hollow: bool) -> bool:
+        """Whether every rank leaves holes. Else refuses, on every rank, what does not fit.
+
+        Tables that were whole before have shown that they do.
+        """
+        rooms, hollows = zip(*act_together(self.comm, Act.STATE, [available_bytes(), int(hollow)]))
+        if all(hollows):
+            return True
         if any(spec.born for spec in self._specs):
             room = min((r for r in (rooms if to_all else rooms[:1]) if r != UNKNOWN), default=UNKNOWN)
             check_room(need, room, f"To gather {what} on {'every rank' if to_all else 'rank 0'}", SAVE_SHARDS)
+        return False
 
 
 def _refuse_gradient(name: str) -> Callable[[Tensor], None]:

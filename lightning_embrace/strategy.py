@@ -18,7 +18,6 @@ from lightning_embrace.comm.connect import Connection
 from lightning_embrace.comm.serve import RowService
 from lightning_embrace.comm.traffic import Traffic
 from lightning_embrace.config import Communication, EmbRaceConfig, Lookahead, StartMethod, UnevenLoaders, WireDtype
-from lightning_embrace.construction import check_full_saves
 from lightning_embrace.failing import FailingMixin
 from lightning_embrace.launch import register_by_start_method
 from lightning_embrace.lookahead.ahead import Lookahead as Ahead
@@ -140,7 +139,7 @@ class EmbRaceMixin(StoppingMixin, ResumingMixin, SavingMixin, AnnouncingMixin, F
                 self.model_to_device()
                 self.setup_optimizers(trainer)
                 check_optimizers(self.optimizers, specs)
-                check_full_saves(session, self.optimizers, trainer.checkpoint_callbacks)
+                self._check_saves(session, trainer)
                 self._take_callbacks(session, trainer)
             for optimizer in self.optimizers:
                 session.watch(optimizer)

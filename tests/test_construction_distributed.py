@@ -12,13 +12,15 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
 from lightning_embrace import EmbRaceStrategy
+from lightning_embrace.checkpoint.agreement import CheckpointError
 from lightning_embrace.checkpoint.ranks import KEY
 from lightning_embrace.tables.parked import is_parked
 from tests.support.lifecycle import At, Whole, assert_same, loader, make_strategy, make_trainer, plain, this_rank
@@ -226,6 +228,13 @@ def scarce() -> int:
     return 2000 if this_rank() == 0 else 1 << 40
 
 
+class Reader(Callback):
+    """Wants values in a checkpoint, so that whole tables must be there."""
+
+    def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint["sum"] = float(checkpoint["state_dict"]["words.weight"].sum())
+
+
 def refuse_saving(folder: str) -> None:
     """Before training, where a callback would save; else where a save is asked for. Training does not suffer."""
     model = make()
@@ -240,8 +249,9 @@ def refuse_saving(folder: str) -> None:
         patch("lightning_embrace.construction.available_bytes", scarce),
         patch("lightning_embrace.shards.available_bytes", scarce),
     ):
-        trainer = make_trainer(make_strategy("embrace"), callbacks=[ModelCheckpoint(folder)], enable_checkpointing=True)
-        with pytest.raises(ValueError, match="as ModelCheckpoint does") as info:
+        callbacks = [ModelCheckpoint(folder), Reader()]
+        trainer = make_trainer(make_strategy("embrace"), callbacks=callbacks, enable_checkpointing=True)
+        with pytest.raises(ValueError, match="as ModelCheckpoint does since `on_save_checkpoint` of Reader") as info:
             trainer.fit(model, loader(3))
         # two tables of 920 bytes, each with two states of Adam's
         assert "takes 5.52 kB, and 2 kB of memory are left" in str(info.value)
@@ -250,7 +260,7 @@ def refuse_saving(folder: str) -> None:
         weights = ModelCheckpoint(folder, "weights", save_weights_only=True)
         at = At("on_train_batch_end", try_to_save, count=2)
         trainer = make_trainer(
-            make_strategy("embrace"), callbacks=[weights, at], enable_checkpointing=True, max_epochs=1
+            make_strategy("embrace"), callbacks=[weights, at, Reader()], enable_checkpointing=True, max_epochs=1
         )
         trainer.fit(model, loader(3))
         assert "the optimizer's whole states on rank 0 takes 3.68 kB" in at.results[0]
@@ -263,6 +273,47 @@ def refuse_saving(folder: str) -> None:
 def test_full_saves_that_do_not_fit(ranks, tmp_path):
     """Refused on every rank alike, though only rank 0 lacks the memory; the message names the cure."""
     ranks(2).run(refuse_saving, str(tmp_path))
+
+
+def save_without_room(folder: str) -> Any:
+    """Rank 0 has no room for any table; nobody wants values before the files are written."""
+    model = make()
+    with (
+        patch("lightning_embrace.construction.available_bytes", lambda: 0),
+        patch("lightning_embrace.shards.available_bytes", lambda: 0),
+    ):
+        saver = ModelCheckpoint(folder, "{step}", every_n_train_steps=2, save_top_k=-1)
+        trainer = make_trainer(make_strategy("embrace"), callbacks=[saver], enable_checkpointing=True)
+        trainer.fit(model, loader(3))
+        trainer.save_checkpoint(f"{folder}/after.ckpt")
+        trainer.strategy.save_weights(f"{folder}/after.safetensors")
+    return whole(trainer, model)
+
+
+def test_full_saves_need_no_room(ranks, tmp_path):
+    """Whole files of tables that fit no rank, in a fit and after it."""
+    state, _ = ranks(2).run(save_without_room, str(tmp_path))
+    assert {p.name for p in tmp_path.iterdir()} == {"step=2.ckpt", "after.ckpt", "after.safetensors"}
+    assert_same(dict(load(tmp_path / "after.ckpt")["state_dict"]), state)
+    assert load_file(tmp_path / "after.safetensors").keys() == state.keys()
+
+
+def fail_after_fit(folder: str) -> None:
+    """A write that fails when the fit is over, and one that does not."""
+    model = make()
+    trainer = make_trainer(make_strategy("embrace"))
+    trainer.fit(model, loader(2))
+    with pytest.raises(CheckpointError, match=r"rank 0.*(Not a directory|File exists)"):
+        trainer.save_checkpoint(f"{folder}/file/a.ckpt")
+    trainer.save_checkpoint(f"{folder}/a.ckpt")
+    assert is_parked(model.words)
+
+
+def test_a_save_that_fails_after_the_fit(ranks, tmp_path):
+    """One error on every rank, and the columns are still there."""
+    (tmp_path / "file").write_bytes(b"")
+    ranks(2).run(fail_after_fit, str(tmp_path))
+    assert "words.weight" in load(tmp_path / "a.ckpt")["state_dict"]
 
 
 def save_shards(folder: str) -> Any:

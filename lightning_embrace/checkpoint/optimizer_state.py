@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,12 +11,15 @@ from torch.optim import Optimizer
 
 from lightning_embrace.checkpoint.mapped import unmapped
 from lightning_embrace.comm.base import Communicator
-from lightning_embrace.tables.shard import gather_columns
+from lightning_embrace.tables.shard import gather_columns, sparse_rows
 from lightning_embrace.tables.table import ShardedTable
+
+#: makes a hole for what a rank has [V, d] of, or [U, d] and the ids of these rows
+Leave = Callable[[ShardedTable, Tensor, Tensor | None], Tensor]
 
 
 def gather_optimizer_state(
-    comm: Communicator, tables: list[ShardedTable], optimizer: Optimizer, to_all: bool
+    comm: Communicator, tables: list[ShardedTable], optimizer: Optimizer, to_all: bool, leave: Leave | None = None
 ) -> dict[str, Any]:
     """The optimizer's state dict as DDP would have it: table states [V, D] instead of [V, d]. Collective.
 
@@ -24,6 +28,7 @@ def gather_optimizer_state(
         tables: The sharded tables.
         optimizer: A torch optimizer.
         to_all: Every rank gets the whole; else rank 0 alone, and the others keep their shards.
+        leave: Makes holes in the place of states, which are not gathered then.
 
     Returns:
         The state dict.
@@ -32,7 +37,7 @@ def gather_optimizer_state(
     state_dict["state"] = dict(state_dict["state"])
     for number, table in table_numbers(tables, optimizer).items():
         if number in state_dict["state"]:
-            state_dict["state"][number] = _whole(comm, table, state_dict["state"][number], to_all)
+            state_dict["state"][number] = _whole(comm, table, state_dict["state"][number], to_all, leave)
     return state_dict
 
 
@@ -99,9 +104,15 @@ def is_sharded_like(table: ShardedTable, value: Any) -> bool:
     return isinstance(value, Tensor) and value.shape == table.parameter.shape
 
 
-def _whole(comm: Communicator, table: ShardedTable, state: dict[str, Any], to_all: bool) -> dict[str, Any]:
+def _whole(
+    comm: Communicator, table: ShardedTable, state: dict[str, Any], to_all: bool, leave: Leave | None
+) -> dict[str, Any]:
     whole = dict(state)
     for key in sorted(k for k, v in state.items() if is_sharded_like(table, v)):
+        if leave is not None:
+            part = sparse_rows(comm, table, state[key], to_all) if state[key].is_sparse else (state[key], None)
+            whole[key] = leave(table, *part)
+            continue
         full = gather_columns(comm, table, state[key], to_all)
         if full is not None:
             whole[key] = full

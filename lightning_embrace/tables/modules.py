@@ -92,6 +92,10 @@ class _Sharded(nn.Module):
             )
 
 
+#: what puts a table into a state dict, unless a subclass of the user's comes first
+SAVES_SHARDS = _Sharded._save_to_state_dict
+
+
 class ShardedEmbedding(_Sharded, nn.Embedding):  # type: ignore[misc]  # the weight is guarded
     """An ``nn.Embedding`` whose table is sharded column-wise."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -53,24 +55,64 @@ def gather_columns(comm: Communicator, table: ShardedTable, shard_Vd: Tensor, to
     """
     if shard_Vd.is_sparse:
         return _gather_sparse(comm, table, shard_Vd, to_all)
+    wants = to_all or comm.rank == 0
+    full_VD = torch.empty(shard_Vd.shape[0], table.columns, dtype=shard_Vd.dtype) if wants else None
+    start = 0
+    for piece_nD in gather_pieces(comm, table, shard_Vd, to_all):
+        assert full_VD is not None
+        full_VD[start : start + len(piece_nD)] = piece_nD
+        start += len(piece_nD)
+    return full_VD
+
+
+def gather_pieces(comm: Communicator, table: ShardedTable, shard_Vd: Tensor, to_all: bool = False) -> Iterator[Tensor]:
+    """A full table in pieces, where there need be no room for the whole. Collective: every rank takes all of them.
+
+    Args:
+        comm: Carries the exchange.
+        table: The table.
+        shard_Vd: This rank's columns of its weight or of a part of its optimizer state, dense.
+        to_all: Every rank gets the whole; else rank 0 alone, and there is nothing to take elsewhere.
+
+    Yields:
+        Consecutive rows [n, D].
+    """
     ranks = range(comm.world_size)
     takers = list(ranks) if to_all else [0]
     wants = comm.rank in takers
-    full_VD = torch.empty(shard_Vd.shape[0], table.columns, dtype=shard_Vd.dtype) if wants else None
     for start, stop in _pieces(table, shard_Vd.element_size(), shard_Vd.shape[0]):
         piece = shard_Vd[start:stop].detach().reshape(-1).to(comm.device)
         sends = [piece.numel() if r in takers else 0 for r in ranks]
         wanted = [(stop - start) * w if wants else 0 for w in table.widths]
         send = piece.repeat(len(takers))
         received = comm.all_to_all(send, sends, wanted, "state", f"state of {table.name}").wait()
-        if full_VD is not None:
-            for part, (a, b) in zip(received.split(wanted), table.ranges):
-                full_VD[start:stop, a:b] = part.view(stop - start, b - a)
-    return full_VD
+        if wants:
+            yield torch.cat([part.view(stop - start, -1) for part in received.split(wanted) if part.numel()], dim=1)
 
 
 def _gather_sparse(comm: Communicator, table: ShardedTable, shard: Tensor, to_all: bool) -> Tensor | None:
-    """A sparse state (SGD's momentum of a sparse table) has the same row ids on every rank that owns columns."""
+    values_Ud, ids_U = sparse_rows(comm, table, shard, to_all)
+    full_UD = gather_columns(comm, table, values_Ud, to_all)
+    if full_UD is None:
+        return None
+    shape = (table.rows, table.columns)
+    return torch.sparse_coo_tensor(ids_U.unsqueeze(0), full_UD, shape, is_coalesced=True, check_invariants=False)
+
+
+def sparse_rows(comm: Communicator, table: ShardedTable, shard: Tensor, to_all: bool) -> tuple[Tensor, Tensor]:
+    """The rows that a sparse state has (SGD's momentum of a sparse table). Collective.
+
+    Every rank that owns columns has the same rows.
+
+    Args:
+        comm: Carries the exchange.
+        table: The table.
+        shard: This rank's columns of the state, sparse.
+        to_all: Every rank gets the ids; else rank 0 alone.
+
+    Returns:
+        This rank's columns of these rows [U, d], and on the CPU the ids [U], or none where they are not wanted.
+    """
     shard = shard.coalesce()
     count = int(comm.gather(torch.tensor([shard.indices().shape[1]]), f"rows of {table.name}").wait()[0])
     takers = list(range(comm.world_size)) if to_all else [0]
@@ -79,11 +121,7 @@ def _gather_sparse(comm: Communicator, table: ShardedTable, shard: Tensor, to_al
     wanted = [count if r == 0 and comm.rank in takers else 0 for r in range(comm.world_size)]
     ids = comm.all_to_all(ids, sends, wanted, "state", f"row ids of {table.name}").wait()
     values = shard.values() if shard.shape[1] else shard.values().new_empty(count, 0)
-    full = gather_columns(comm, table, values, to_all)
-    if full is None:
-        return None
-    shape = (table.rows, table.columns)
-    return torch.sparse_coo_tensor(ids.cpu().unsqueeze(0), full, shape, is_coalesced=True, check_invariants=False)
+    return values, ids.cpu()
 
 
 def _pieces(table: ShardedTable, itemsize: int, rows: int | None = None) -> list[tuple[int, int]]:

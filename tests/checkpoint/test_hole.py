@@ -1,0 +1,58 @@
+"""Holes say what they are, and nobody takes them for values."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_embrace.checkpoint.hole import Hole
+from lightning_embrace.tables.table import ShardedTable
+
+
+def make_hole(rows: int = 4, columns: int = 6, dtype: torch.dtype = torch.float32, number: int = 0) -> Hole:
+    """What rank 0 of two has of a table."""
+    part = nn.Parameter(torch.arange(rows * columns, dtype=dtype).view(rows, columns)[:, : columns // 2])
+    return Hole.of(ShardedTable(0, "words", part, False, columns, 0, 2), part.detach(), number)
+
+
+def test_it_says_what_it_is() -> None:
+    """Shape, dtype and sizes are those of the whole."""
+    hole = make_hole(dtype=torch.bfloat16)
+    assert isinstance(hole, torch.Tensor)
+    assert (tuple(hole.shape), hole.dtype, hole.ndim, len(hole)) == ((4, 6), torch.bfloat16, 2, 4)
+    assert (hole.numel(), hole.element_size(), hole.nbytes, hole.size(1)) == (24, 2, 48, 6)
+    assert not hole.is_sparse and not hole.requires_grad and hole.is_floating_point()
+    assert "words" in repr(hole)
+    assert {"a": hole}["a"] is hole and hole.part_Ud.shape == (4, 3)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda hole: hole.sum(),
+        lambda hole: float(hole[0, 0]),
+        lambda hole: hole + 1,
+        lambda hole: hole.clone(),
+        lambda hole: hole.cpu(),
+        lambda hole: hole.float(),
+        lambda hole: hole.numpy(),
+        lambda hole: hole.tolist(),
+        lambda hole: torch.isnan(hole),
+        lambda hole: torch.zeros(4, 6).copy_(hole),
+        copy.copy,
+        copy.deepcopy,
+        pickle.dumps,
+        lambda hole: torch.save({"w": hole}, io.BytesIO()),
+    ],
+)
+def test_nobody_reads_it(read: Callable[[Any], Any]) -> None:
+    """Values, copies and files of it would be wrong in silence; the error names where the values are."""
+    with pytest.raises(RuntimeError, match="full_state_dict"):
+        read(make_hole())
