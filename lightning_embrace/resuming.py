@@ -11,8 +11,10 @@ from torch import Tensor
 
 from lightning_embrace.checkpoint.other_rows import explain_mismatch, refuse_other_rows
 from lightning_embrace.checkpoint.progress import (
+    begin_next_epoch,
     epoch_of,
     is_after_last_batch,
+    is_after_validation,
     iterates_again,
     loader_states,
     put_loader_states,
@@ -124,6 +126,7 @@ class ResumingMixin(DistributedMixin):
                     f"The checkpoint at {checkpoint_path} has no random states for these ranks: {reason}. Each rank"
                     " draws on with the generators that it has."
                 )
+            begin_next_epoch(checkpoint)
             self._loaded = loader_states(checkpoint)
         return checkpoint
 
@@ -146,20 +149,20 @@ class ResumingMixin(DistributedMixin):
         self._loaders_before = loaded
 
     def _go_on(self, fit_loop: Any) -> list[Any] | None:
-        """Makes iterators where Lightning's are not those of the run; what the loaders go on from."""
-        late = fit_loop.restarting and fit_loop._combined_loader_states_to_load
-        if late:  # set up for `trainer.estimated_stepping_batches`, before it was known what they go on from
-            fit_loop._load_combined_loader_states()
-        if late or is_after_last_batch(fit_loop):
+        """Puts right what Lightning's iterators are not, which it has made by now; what the loaders go on from."""
+        if is_after_last_batch(fit_loop):
+            return None  # they are the next epoch's
+        if fit_loop.restarting and fit_loop._combined_loader_states_to_load:
+            # set up for `trainer.estimated_stepping_batches`, before it was known what they go on from
             for dataloader in fit_loop._combined_loader.flattened:
                 self._set_epoch(dataloader, fit_loop.epoch_progress.current.processed)
-        if late:
+            fit_loop._load_combined_loader_states()
             iter(fit_loop._data_fetcher)
         if iterates_again(fit_loop):
             self._draw_on()
-        if is_after_last_batch(fit_loop):
-            iter(fit_loop._data_fetcher)
-            return None
+        if is_after_validation(fit_loop) and self._loaded:
+            # of a stream Lightning has fetched a batch already, and will not train on it
+            fit_loop._combined_loader._load_state_dicts(self._loaded)
         return self._loaded if fit_loop.restarting else None
 
     def _set_epoch(self, dataloader: Any, epoch: int) -> None:

@@ -44,11 +44,26 @@ def epoch_of(fit_loop: Any) -> int:
 def is_after_last_batch(fit_loop: Any) -> bool:
     """Saved in ``on_train_batch_end`` of an epoch's last batch: Lightning goes on with the next epoch.
 
-    It trains that on the iterator that it has made before ``on_train_start``, which a stateful loader then has at the
-    end of the old epoch.
+    It trains that on the iterator that it has made before ``on_train_start``.
     """
     batches = fit_loop.epoch_loop.batch_progress
     return bool(fit_loop.restarting and batches.is_last_batch and batches.total.completed < batches.total.processed)
+
+
+def begin_next_epoch(checkpoint: dict[str, Any]) -> None:
+    """Forgets the loaders' states if they are those of the end of an epoch, and the next one is to be trained on.
+
+    So does Lightning with a checkpoint that was written after the epoch's end.
+    """
+    batches = _fit_loop(checkpoint)["epoch_loop.batch_progress"]
+    if batches["is_last_batch"] and batches["total"]["completed"] < batches["total"]["processed"]:
+        put_loader_states(checkpoint, None)
+
+
+def is_after_validation(fit_loop: Any) -> bool:
+    """Saved in the validation at the end of an epoch: Lightning ends that epoch, and iterates anew for the next."""
+    batches = fit_loop.epoch_loop.batch_progress
+    return bool(fit_loop.restarting and batches.is_last_batch and batches.total.completed == batches.total.processed)
 
 
 def iterates_again(fit_loop: Any) -> bool:

@@ -53,6 +53,9 @@ class Drawing(LightningModule):
         self.losses.append(float(self.trainer.strategy.reduce(loss.detach().clone(), reduce_op="mean")))
         return loss
 
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        self.words(batch["ids"])
+
     def configure_optimizers(self) -> Any:
         if self.estimates:
             assert self.trainer.estimated_stepping_batches == EPOCHS * STEPS
@@ -134,6 +137,7 @@ class Way(NamedTuple):
     communication: str = "torch"
     draws: bool = True
     estimates: bool = False
+    validates: bool = False
 
     def strategy(self) -> Any:
         options = {} if self.state_dict_type == "full" else {"state_dict_type": self.state_dict_type}
@@ -187,6 +191,7 @@ def run(
         trainer.fit(
             model,
             loader(way.kind if isinstance(way, Way) else str(kind), this_rank(), world_size),
+            loader("iterable", this_rank(), world_size) if isinstance(way, Way) and way.validates else None,
             ckpt_path=path,
             weights_only=None if path is None else True,
         )

@@ -23,6 +23,7 @@ pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not in
 SHARDED = ["sharded"] if "state_dict_type" in inspect.signature(EmbRaceStrategy).parameters else []
 #: after how many steps a run is cut: where Lightning itself does not go forward in a loader, at the end of an epoch
 CUTS = {"sized": STEPS, "iterable": STEPS, "stateful": STEPS + 2, "stream": STEPS + 2}
+KINDS = [kind if kind in ("stateful", "stream") else pytest.param(kind, marks=pytest.mark.matrix) for kind in CUTS]
 #: where other ranks go on, the positions in an epoch are not theirs
 OTHERS = {"sized": 3, "iterable": 1, "stateful": 3, "stream": 1}
 
@@ -118,12 +119,22 @@ def test_draws_matter(ranks, whole):
     assert ours.losses[0] != results[0].losses[-len(ours.losses)]
 
 
-@pytest.mark.parametrize("kind", ["sized", "stateful"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_saved_with_the_last_batch_of_an_epoch(ranks, whole, kind):
-    """Lightning begins the next epoch with the iterator that it has made for the old one."""
+    """Lightning begins the next epoch with the iterator that it has made from the state at the end of the old one."""
     way = Way(kind, "full", "2d")
     results, folder = whole(way)
     for rank, ours in enumerate(ranks(2).run(run, way, 2, str(folder / f"step={STEPS}.ckpt"))):
+        assert len(ours.losses) == (EPOCHS - 1) * STEPS
+        assert_goes_on(ours, results[rank])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_in_validation(ranks, whole, kind):
+    """At the end of an epoch, where `ModelCheckpoint` saves by default: Lightning ends that epoch then."""
+    way = Way(kind, schedule="fifo", validates=True)
+    results, folder = whole(way)
+    for rank, ours in enumerate(ranks(2).run(run, way, 2, str(folder / "after-epoch=0.ckpt"))):
         assert len(ours.losses) == (EPOCHS - 1) * STEPS
         assert_goes_on(ours, results[rank])
 
@@ -148,16 +159,28 @@ def test_amid_an_epoch_as_ddp(ranks, tmp_path, kind):
         torch.testing.assert_close(ours.state, theirs.state, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("batches", [1, 3, 5, 7], ids=str)
-@pytest.mark.parametrize("kind", ["stateful", "stream"])
+def check_amid(ranks: Callable[[int], Ranks], path: Path, way: Way, batches: int) -> None:
+    whole_run = ranks(2).run(saved_after, way, 2, str(path), batches, accumulate_grad_batches=2)
+    for rank, ours in enumerate(ranks(2).run(run, way, 2, str(path), accumulate_grad_batches=2)):
+        assert len(ours.losses) == EPOCHS * STEPS - (batches - 1)
+        assert_goes_on(ours, whole_run[rank])
+
+
+@pytest.mark.parametrize(("kind", "batches"), [("stateful", 3), ("stream", 3), ("stateful", 5)], ids=str)
 def test_amid_accumulation(ranks, tmp_path, kind, batches):
     """Of a window of two batches one has been trained on, in the first epoch or the second, at its beginning or later.
     The checkpoint says that it is still to come; buffers have not seen it either, and the ranks have not drawn."""
-    way, path = Way(kind), str(tmp_path / "amid.ckpt")
-    whole_run = ranks(2).run(saved_after, way, 2, path, batches, accumulate_grad_batches=2)
-    for rank, ours in enumerate(ranks(2).run(run, way, 2, path, accumulate_grad_batches=2)):
-        assert len(ours.losses) == EPOCHS * STEPS - (batches - 1)
-        assert_goes_on(ours, whole_run[rank])
+    check_amid(ranks, tmp_path / "amid.ckpt", Way(kind), batches)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("batches", [1, 3, 5, 7], ids=str)
+@pytest.mark.parametrize("schedule", ["2d", "fifo"])
+@pytest.mark.parametrize("layout", ["full", *SHARDED])
+@pytest.mark.parametrize("kind", ["stateful", "stream"])
+def test_amid_accumulation_everywhere(ranks, tmp_path, kind, layout, schedule, batches):
+    """The full product."""
+    check_amid(ranks, tmp_path / "amid.ckpt", Way(kind, layout, schedule), batches)
 
 
 def heard(path: str) -> tuple[Result, list[str]]:
