@@ -7,8 +7,9 @@ register()  # before the modules below import Lightning: it notes what the progr
 from lightning_embrace.comm.control import RankFailedError  # noqa: E402
 from lightning_embrace.dryrun import plan_of  # noqa: E402
 from lightning_embrace.horovodrun import HorovodEnvironment  # noqa: E402
+from lightning_embrace.hydra.strategy import HydraStrategy  # noqa: E402
 from lightning_embrace.monitoring import CommunicationMonitor  # noqa: E402
 from lightning_embrace.strategy import EmbRaceStrategy  # noqa: E402
 
-__all__ = ["CommunicationMonitor", "EmbRaceStrategy", "HorovodEnvironment", "RankFailedError", "plan_of"]
+__all__ = ["CommunicationMonitor", "EmbRaceStrategy", "HorovodEnvironment", "HydraStrategy", "RankFailedError", "plan_of"]
 __version__ = "0.1.0.dev0"

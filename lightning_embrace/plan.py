@@ -130,7 +130,7 @@ def print_plan(
         whole: By table, why its gradient comes in one part; None where it comes in several.
         notes: More to say below.
     """
-    with _console_beside(bar) as console:
+    with console_beside(bar) as console:
         if specs:
             console.print(render_plan(specs, usage, world_size, wire_itemsize, whole, notes))
         else:
@@ -138,7 +138,8 @@ def print_plan(
 
 
 @contextmanager
-def _console_beside(bar: Any) -> Iterator[Console]:
+def console_beside(bar: Any) -> Iterator[Console]:
+    """A console on stderr, where warnings go, whose lines do not break a progress bar."""
     live = getattr(bar, "progress", None)
     if isinstance(live, Progress) and live.live.is_started:
         yield live.console  # prints above its bars, any other would print between their lines

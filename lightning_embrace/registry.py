@@ -13,6 +13,10 @@ _MODULES = {
     "lightning.pytorch": "lightning_embrace.strategy",
     "pytorch_lightning": "lightning_embrace.pytorch_lightning",
 }
+_HYDRA_MODULES = {
+    "lightning.pytorch": "lightning_embrace.hydra.strategy",
+    "pytorch_lightning": "lightning_embrace.pytorch_lightning",
+}
 _FABRIC_MODULES = {
     "lightning.pytorch": "lightning_embrace.fabric",
     "pytorch_lightning": "lightning_embrace.lightning_fabric",
@@ -41,8 +45,8 @@ def register() -> None:
             )
             continue
         keeper = keeper or (rank_zero.log, rank_zero.rank_zero_deprecation_category)
-        strategy = import_module(_MODULES[namespace.name]).EmbRaceStrategy
-        strategy.register_strategies(registry)
+        import_module(_MODULES[namespace.name]).EmbRaceStrategy.register_strategies(registry)
+        import_module(_HYDRA_MODULES[namespace.name]).HydraStrategy.register_strategies(registry)
         fabrics = import_module(_FABRIC_MODULES[namespace.name]).EmbRaceStrategy
         fabrics.register_strategies(namespace.get_fabric("strategies.STRATEGY_REGISTRY"))
     if keeper is not None:

@@ -1,0 +1,151 @@
+"""A file of pages that is gone when its process is."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lightning_embrace.hydra.layout import allocate
+from lightning_embrace.hydra.sizes import human
+
+#: what one call moves
+_PIECE = 64 << 20
+#: what is left free on the disk for others
+_SPARE = 64 << 20
+
+
+class DiskFile:
+    """One file, written past the page cache, which would hide the disk and take memory that nobody has counted.
+
+    It has no name: it is unlinked once it is open, so no end of the process, however sudden, leaves it behind.
+
+    Args:
+        folder: Where; it is made if it is missing.
+        traffic: Counts bytes.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, traffic: Counter[str]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._traffic = traffic
+        path = folder / f".hydra-{os.getpid()}-{id(self):x}.store"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+        self.direct = hasattr(os, "O_DIRECT")
+        try:
+            self._descriptor = os.open(path, flags | (os.O_DIRECT if self.direct else 0), 0o600)
+        except OSError as error:
+            if not self.direct or error.errno != errno.EINVAL:
+                raise
+            path.unlink(missing_ok=True)  # some file systems make the file before they refuse
+            self.direct = False
+            self._descriptor = os.open(path, flags, 0o600)
+        path.unlink()
+        self._end = 0
+        self._staging: Tensor | None = None
+
+    def reserve(self, nbytes: int) -> DiskExtent:
+        """Allocates pages on the disk, so that no later write can fail for want of them.
+
+        Raises:
+            OSError: There is no room; nothing was allocated.
+        """
+        free = shutil.disk_usage(self._folder).free
+        if nbytes + _SPARE > free:
+            raise OSError(
+                errno.ENOSPC,
+                f"{human(nbytes)} more are to be spilled to {self._folder}, beside {human(self._end)} that are"
+                f" there, and its disk has {human(free)} free, of which {human(_SPARE)} are left to others. Give"
+                " HydraStrategy(disk=...) a folder on another disk, or more host_memory.",
+            )
+        if nbytes:
+            os.posix_fallocate(self._descriptor, self._end, nbytes)
+        extent = DiskExtent(self, self._end, nbytes)
+        self._end += nbytes
+        return extent
+
+    def read(self, offset: int, into: Tensor) -> None:
+        """Reads pages into memory of any device."""
+        self._move(offset, into, writing=False)
+        self._traffic["disk read"] += into.numel()
+
+    def write(self, offset: int, source: Tensor) -> None:
+        """Writes pages from memory of any device."""
+        self._move(offset, source, writing=True)
+        self._traffic["disk written"] += source.numel()
+
+    def close(self) -> None:
+        """Gives the file's pages back to the disk."""
+        os.close(self._descriptor)
+
+    def _move(self, offset: int, memory: Tensor, writing: bool) -> None:
+        for start in range(0, memory.numel(), _PIECE):
+            piece = memory[start : start + _PIECE]
+            here = piece
+            if piece.device.type != "cpu":
+                here = self._stage()[: piece.numel()]
+                if writing:
+                    here.copy_(piece)
+            self._transfer(offset + start, here.numpy().data, writing)
+            if here is not piece and not writing:
+                piece.copy_(here)
+        if not self.direct:  # what was read or written is not kept a second time
+            if writing:
+                os.fdatasync(self._descriptor)
+            os.posix_fadvise(self._descriptor, offset, memory.numel(), os.POSIX_FADV_DONTNEED)
+
+    def _transfer(self, offset: int, view: memoryview, writing: bool) -> None:
+        done = 0
+        while done < len(view):
+            try:
+                rest = [view[done:]]
+                call = os.pwritev if writing else os.preadv
+                count = call(self._descriptor, rest, offset + done)
+            except OSError as error:
+                if error.errno != errno.EINVAL or not self.direct:
+                    raise
+                self._without_direct()  # accepted when it was opened, and not when it was used
+                continue
+            if count == 0:
+                raise OSError(errno.EIO, f"the store in {self._folder} has ended before its last page")
+            done += count
+
+    def _without_direct(self) -> None:
+        import fcntl
+
+        flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
+        fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+        self.direct = False
+
+    def _stage(self) -> Tensor:
+        if self._staging is None:
+            self._staging = allocate(_PIECE, pin=torch.cuda.is_available())
+        return self._staging
+
+
+class DiskExtent:
+    """Pages of the file."""
+
+    def __init__(self, file: DiskFile, offset: int, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._file = file
+        self._offset = offset
+
+    def read(self, into: Tensor) -> None:
+        """See :class:`~lightning_embrace.hydra.store.Extent`."""
+        self._file.read(self._offset, into)
+
+    def write(self, source: Tensor) -> None:
+        """See :class:`~lightning_embrace.hydra.store.Extent`."""
+        self._file.write(self._offset, source)
+
+    def close(self) -> None:
+        """See :class:`~lightning_embrace.hydra.store.Extent`. The pages go with the file."""

@@ -1,0 +1,156 @@
+"""Which modules of a model are its blocks, and what else it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from torch import nn
+
+#: a list of blocks has at least this share of the model's parameters
+_SHARE = 0.05
+_LISTS = (nn.ModuleList, nn.Sequential)
+#: what is never called
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+
+@dataclass(frozen=True)
+class NamedBlock:
+    """One block.
+
+    Attributes:
+        name: Its first name in the model.
+        module: The block.
+        parameters: Its own: nobody outside of blocks has them.
+    """
+
+    name: str
+    module: nn.Module
+    parameters: tuple[nn.Parameter, ...]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A model in parts.
+
+    Attributes:
+        blocks: In the order in which the model lists them.
+        units: Indices of blocks that share parameters, and are one shard therefore; most are single.
+        glue: All other parameters.
+    """
+
+    blocks: tuple[NamedBlock, ...]
+    units: tuple[tuple[int, ...], ...]
+    glue: tuple[nn.Parameter, ...]
+
+
+def divide(model: nn.Module, patterns: Literal["auto"] | Sequence[str] = "auto") -> Partition:
+    """Finds a model's blocks.
+
+    Args:
+        model: The model.
+        patterns: ``"auto"``: the members of its large ModuleLists and Sequentials. Or fnmatch patterns: a module that
+            one matches is a block; if it is a ModuleList or a Sequential, its members are. ``"!name"`` excludes.
+
+    Returns:
+        The parts.
+
+    Raises:
+        ValueError: A pattern matches no module that has parameters.
+    """
+    found = _dominant(model) if patterns == "auto" else _matching(model, patterns)
+    named: dict[int, tuple[str, nn.Module]] = {}
+    for name, module in found:
+        named.setdefault(id(module), (name, module))
+    inside = {id(part) for _, module in named.values() for part in module.modules()}
+    glue: dict[int, nn.Parameter] = {}
+    for part in model.modules():
+        if id(part) not in inside:
+            glue.update((id(p), p) for p in part.parameters(recurse=False))
+    blocks = []
+    for name, module in named.values():
+        own = tuple(p for p in module.parameters() if id(p) not in glue)
+        if own:
+            blocks.append(NamedBlock(name, module, own))
+    return Partition(tuple(blocks), tuple(_units(blocks)), tuple(glue.values()))
+
+
+def _dominant(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    least = _SHARE * _weight(model)
+
+    def visit(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+        for name, child in module.named_children():
+            here = f"{path}.{name}" if path else name
+            if isinstance(child, _LISTS) and len(child) > 1 and _weight(child) >= least:
+                yield from members(child, here)
+            else:
+                yield from visit(child, here)
+
+    def members(blocks: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+        for name, child in blocks.named_children():
+            here = f"{path}.{name}"
+            large = _weight(child) > _weight(model) / 2
+            inner = [] if not large else list(visit(child, here))
+            if isinstance(child, nn.ModuleList) or (large and isinstance(child, nn.Sequential) and len(child) > 1):
+                yield from members(child, here)
+            elif isinstance(child, _CONTAINERS):
+                yield from visit(child, here)
+            elif sum(_weight(module) for _, module in inner) > 0.8 * _weight(child):
+                yield from inner
+            else:
+                yield here, child
+
+    return visit(model, "")
+
+
+def _matching(model: nn.Module, patterns: Sequence[str]) -> Iterator[tuple[str, nn.Module]]:
+    excluded = [p[1:] for p in patterns if p.startswith("!")]
+    taken: list[str] = []
+    for pattern in (p for p in patterns if not p.startswith("!")):
+        matched = False
+        for name, module in model.named_modules():
+            if not name or not fnmatchcase(name, pattern) or _weight(module) == 0:
+                continue
+            matched = True
+            if any(name == t or name.startswith(f"{t}.") for t in taken):
+                continue
+            if any(fnmatchcase(name, e) for e in excluded):
+                continue
+            parts = [(name, module)]
+            if isinstance(module, _LISTS):
+                parts = [(f"{name}.{n}", child) for n, child in module.named_children()]
+            for part in parts:
+                taken.append(part[0])
+                yield part
+        if not matched:
+            names = [n for n, m in model.named_modules() if isinstance(m, _LISTS)]
+            raise ValueError(
+                f"HydraStrategy(blocks={list(patterns)!r}): {pattern!r} matches no module with parameters."
+                f" The model's lists are {', '.join(map(repr, names)) or 'none'}."
+            )
+
+
+def _units(blocks: Sequence[NamedBlock]) -> Iterator[tuple[int, ...]]:
+    """Blocks that share a parameter, directly or through others, go together."""
+    first: dict[int, int] = {}
+    root = list(range(len(blocks)))
+
+    def find(index: int) -> int:
+        while root[index] != index:
+            index = root[index]
+        return index
+
+    for index, block in enumerate(blocks):
+        for parameter in block.parameters:
+            other = find(first.setdefault(id(parameter), index))
+            mine = find(index)
+            root[max(mine, other)] = min(mine, other)
+    for index in range(len(blocks)):
+        if find(index) == index:
+            yield tuple(i for i in range(len(blocks)) if find(i) == index)
+
+
+def _weight(module: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in module.parameters())

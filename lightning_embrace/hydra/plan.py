@@ -1,0 +1,196 @@
+"""Which unit lives where. Pure decisions: sizes in, places out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from lightning_embrace.hydra.sizes import human
+
+Place = Literal["device", "host", "disk"]
+
+
+class DoesNotFitError(ValueError):
+    """No plan keeps the budgets."""
+
+
+@dataclass(frozen=True)
+class UnitCost:
+    """What one unit takes, in bytes.
+
+    Attributes:
+        name: For people.
+        weights: Of its parameters.
+        gradients: Of those that are trained.
+        states: Of what the optimizer keeps for them.
+        activations: Of its calls in one step, if they are kept.
+        inputs: Of what its calls are given, which is kept where they are not.
+        calls: In a step; 0 where that is not known yet.
+    """
+
+    name: str
+    weights: int
+    gradients: int
+    states: int
+    activations: int = 0
+    inputs: int = 0
+    calls: int = 0
+
+    @property
+    def resident(self) -> int:
+        """If it never leaves the device."""
+        return self.weights + self.gradients + self.states
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What there is, in bytes.
+
+    Attributes:
+        device: Of the device.
+        host: Of host memory.
+        disk: Whether there is a disk tier.
+        glue: What is always on the device: parameters outside of blocks, their gradients and states, buffers.
+        working: What computing takes: the activations of one block and of what is outside of blocks.
+        prefetch: Whether the next shard is to be loaded while one computes.
+        spilled_gradients: Whether gradients wait in the store for a second pass.
+    """
+
+    device: int
+    host: int
+    disk: bool
+    glue: int
+    working: int
+    prefetch: bool
+    spilled_gradients: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where everything is.
+
+    Attributes:
+        places: By unit.
+        kept: By unit, whether activations are kept instead of computed again; only of units on the device.
+        shards: Of the units that are not on the device: which move together.
+        slots: How many shards the device has room for at a time.
+        slot_bytes: Of each: weights and states.
+        gradient_bytes: Of the gradients of shards that are in slots.
+        device_bytes: All that the plan takes of the device.
+        host_bytes: Of host memory.
+        disk_bytes: Of the disk.
+    """
+
+    places: tuple[Place, ...]
+    kept: tuple[bool, ...]
+    shards: tuple[tuple[int, ...], ...]
+    slots: int
+    slot_bytes: int
+    gradient_bytes: int
+    device_bytes: int
+    host_bytes: int
+    disk_bytes: int
+
+
+class Planned(NamedTuple):
+    """A plan with what it was made of."""
+
+    units: tuple[UnitCost, ...]
+    plan: Plan
+    budget: Budget
+
+
+def make_plan(units: Sequence[UnitCost], budget: Budget) -> Plan:
+    """Puts on the device what fits, and into host memory and the disk what does not.
+
+    Args:
+        units: In forward order.
+        budget: What there is.
+
+    Returns:
+        The plan.
+
+    Raises:
+        DoesNotFitError: There is none; the message says what is too large and what would help.
+    """
+    free = budget.device - budget.glue - budget.working
+    places: list[Place] = ["device"] * len(units)
+    slots = slot_bytes = gradient_bytes = 0
+    if sum(u.resident for u in units) > free:
+        slots, slot_bytes, gradient_bytes = _slots(units, free, budget)
+        left = free - slots * (slot_bytes + gradient_bytes)
+        for index in reversed(range(len(units))):  # the last ones are where forward turns into backward
+            if units[index].resident <= left:
+                left -= units[index].resident
+            else:
+                places[index] = "host"
+    else:
+        left = free - sum(u.resident for u in units)
+    kept = [False] * len(units)
+    for index in reversed(range(len(units))):
+        unit = units[index]
+        if places[index] == "device" and unit.calls and unit.activations - unit.inputs <= left:
+            left -= max(0, unit.activations - unit.inputs)
+            kept[index] = True
+    host, disk = _spill(units, places, budget)
+    shards = tuple(_pack(units, places, slot_bytes, gradient_bytes))
+    return Plan(
+        tuple(places), tuple(kept), shards, min(slots, len(shards)), slot_bytes, gradient_bytes,
+        budget.device - left, host, disk,
+    )  # fmt: skip
+
+
+def _slots(units: Sequence[UnitCost], free: int, budget: Budget) -> tuple[int, int, int]:
+    slot, gradients = max(u.weights + u.states for u in units), max(u.gradients for u in units)
+    for count in (2, 1) if budget.prefetch else (1,):
+        if count * (slot + gradients) <= free:
+            return count, slot, gradients
+    largest = max(units, key=lambda u: u.resident)
+    raise DoesNotFitError(
+        f"HydraStrategy(device_memory={human(budget.device)!r}): block {largest.name!r} takes {human(largest.resident)}"
+        f" (parameters {human(largest.weights)}, gradients {human(largest.gradients)}, optimizer states"
+        f" {human(largest.states)}), and beside what is always on the device ({human(budget.glue)}) and what computing"
+        f" takes ({human(budget.working)}) there are {human(max(0, free))}. Give device_memory="
+        f"{human(budget.device - free + slot + gradients)!r} or more, or name smaller blocks with blocks=[...]."
+    )
+
+
+def _spill(units: Sequence[UnitCost], places: list[Place], budget: Budget) -> tuple[int, int]:
+    """Fills host memory, then the disk."""
+    room = budget.host - sum(u.inputs for u, place in zip(units, places))
+    host = disk = 0
+    for index, unit in enumerate(units):
+        if places[index] == "device":
+            continue
+        nbytes = unit.weights + unit.states + (unit.weights if budget.spilled_gradients else 0)
+        if host + nbytes <= room:
+            host += nbytes
+        else:
+            places[index] = "disk"
+            disk += nbytes
+    if disk and not budget.disk:
+        raise DoesNotFitError(
+            f"HydraStrategy(host_memory={human(budget.host)!r}, disk=None): {human(host + disk)} are to wait in host"
+            f" memory, where there is room for {human(max(0, room))}. Give host_memory more, or a folder:"
+            " HydraStrategy(disk='/path')."
+        )
+    return host, disk
+
+
+def _pack(
+    units: Sequence[UnitCost], places: Sequence[Place], slot_bytes: int, gradient_bytes: int
+) -> Iterator[tuple[int, ...]]:
+    """Neighbours that fit one slot together."""
+    shard: list[int] = []
+    for index, unit in enumerate(units):
+        if places[index] == "device":
+            continue
+        together = [units[i] for i in shard] + [unit]
+        fits = sum(u.weights + u.states for u in together) <= slot_bytes
+        if shard and not (fits and sum(u.gradients for u in together) <= gradient_bytes):
+            yield tuple(shard)
+            shard = []
+        shard.append(index)
+    if shard:
+        yield tuple(shard)

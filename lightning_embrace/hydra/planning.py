@@ -1,0 +1,109 @@
+"""What there is, what everything takes, and the plan that follows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from lightning_embrace.hydra.config import HydraConfig
+from lightning_embrace.hydra.pilot import Pilot
+from lightning_embrace.hydra.plan import Budget, UnitCost
+from lightning_embrace.hydra.session import Session
+from lightning_embrace.memory import UNKNOWN, available_bytes
+
+#: of what this process may use, where nothing was said
+_DEVICE_SHARE, _HOST_SHARE = 0.2, 0.5
+_GPU_SHARE = 0.9
+#: of the device, for activations that were not measured yet
+_UNMEASURED = 0.25
+_GIB = 1 << 30
+
+
+def default_sizes(config: HydraConfig, device: torch.device) -> tuple[int, int]:
+    """Budgets of device and host.
+
+    Args:
+        config: What was asked.
+        device: Where the model runs.
+
+    Returns:
+        Bytes.
+    """
+    available = available_bytes()
+    if available == UNKNOWN:
+        available = 8 * _GIB
+    if device.type == "cuda":
+        ours = int(torch.cuda.mem_get_info(device)[0] * _GPU_SHARE)
+    else:
+        ours = int(available * _DEVICE_SHARE)
+    return config.device_memory or ours, config.host_memory or int(available * _HOST_SHARE)
+
+
+def glue_bytes(session: Session, model: nn.Module, states: int) -> int:
+    """What is always on the device: parameters outside of blocks, all buffers, and copies of those of blocks.
+
+    Args:
+        session: The model in parts.
+        model: The model.
+        states: What the optimizer keeps for parameters outside of blocks.
+
+    Returns:
+        Bytes.
+    """
+    parameters = sum(_nbytes(p) * (2 if p.requires_grad else 1) for p in session.partition.glue)
+    inside = sum(_nbytes(b) for block in session.partition.blocks for b in block.module.buffers())
+    return parameters + states + sum(_nbytes(b) for b in model.buffers()) + inside
+
+
+def costs(session: Session, pilot: Pilot | None) -> list[UnitCost]:
+    """What the units take, in the order of the session's.
+
+    Args:
+        session: The model in parts.
+        pilot: What the first step has measured, or None.
+    """
+    found = []
+    for unit, indices in zip(session.units, session.partition.units):
+        names = [session.partition.blocks[i].name for i in indices]
+        activations, inputs, calls = (
+            (
+                sum(pilot.activations[n] for n in names),
+                sum(pilot.inputs[n] for n in names),
+                sum(pilot.calls[n] for n in names),
+            )
+            if pilot is not None
+            else (0, 0, 0)
+        )
+        found.append(
+            UnitCost(
+                unit.name, unit.weights.nbytes, unit.gradient_bytes, unit.states.nbytes, activations, inputs, calls
+            )
+        )
+    return found
+
+
+def budget_of(sizes: tuple[int, int], config: HydraConfig, glue: int, pilot: Pilot | None, second_pass: bool) -> Budget:
+    """What there is.
+
+    Args:
+        sizes: Of device and host.
+        config: What was asked.
+        glue: What is always on the device.
+        pilot: What the first step has measured, or None.
+        second_pass: Whether gradients wait in the store.
+    """
+    device, host = sizes
+    working = pilot.working if pilot is not None else int(_UNMEASURED * max(0, device - glue))
+    return Budget(device, host, config.disk is not None, glue, working, config.prefetch, second_pass)
+
+
+def tensor_bytes(tree: Any) -> int:
+    """Bytes of all tensors in a batch."""
+    return sum(_nbytes(leaf) for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

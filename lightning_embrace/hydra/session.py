@@ -1,0 +1,291 @@
+"""What lives while a model is spilled; knows no Lightning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from lightning_embrace.hydra.layout import allocate, copy_all
+from lightning_embrace.hydra.ledger import Ledger
+from lightning_embrace.hydra.order import Order
+from lightning_embrace.hydra.partition import Partition
+from lightning_embrace.hydra.pilot import Pilot
+from lightning_embrace.hydra.plan import Plan
+from lightning_embrace.hydra.shard import Shard
+from lightning_embrace.hydra.state_dicts import StateDicts
+from lightning_embrace.hydra.store import Store
+from lightning_embrace.hydra.tape import Block, Call
+from lightning_embrace.hydra.transfer import Transfer
+from lightning_embrace.hydra.unit import Unit
+from lightning_embrace.overlay import Overlay
+
+#: a shard, and whether its states are needed as well
+_Visit = tuple[int, bool]
+#: on whose account what is always on the device is
+_RESIDENT = "blocks that stay, what is outside of blocks, activations"
+
+
+class Session:
+    """A model whose blocks take turns on the device.
+
+    Args:
+        partition: The model in parts.
+        device: Where it runs.
+        ledgers: The accounts of ``"device"`` and ``"host"``.
+        store: Where shards wait.
+        prefetch: Whether a shard is loaded while the one before it computes.
+    """
+
+    def __init__(
+        self, partition: Partition, device: torch.device, ledgers: dict[str, Ledger], store: Store, prefetch: bool
+    ) -> None:
+        self.partition = partition
+        self.device = device
+        self.ledgers = ledgers
+        self.store = store
+        self.units = _units_of(partition, device)
+        #: what waits in the store, in parts that move together
+        self.shards: list[Shard] = []
+        self.blocks = [Block(b.name, b.module, b.parameters[0], self, device) for b in partition.blocks]
+        #: called when the last backward through a shard is done
+        self.on_complete: Callable[[Shard], None] | None = None
+        #: measures the step, where it is the first one
+        self.pilot: Pilot | None = None
+        self._prefetch = prefetch
+        self._transfer: Transfer | None = None
+        self._overlay = Overlay()
+        self._unit_of = {id(p): unit for unit in self.units for p in unit.parameters}
+        self._shard_of: dict[Unit, Shard] = {}
+        self._orders: dict[str, Order[_Visit]] = {}
+        self._order: Order[_Visit] = Order()
+        self._resident = 0
+        # calls on the tape in this step, and in the one before
+        self._taped = self._taped_before = 0
+        self._held: Call | None = None
+        modules = {id(m): m for b in partition.blocks for m in b.module.modules()}
+        self._state_dicts = StateDicts(list(modules.values()), self.read, self.write)
+        for block in self.blocks:
+            self._overlay.lay(block.module, "_compiled_call_impl", block)
+
+    @property
+    def transfer(self) -> Transfer:
+        """What moves shards."""
+        assert self._transfer is not None
+        return self._transfer
+
+    # ---- places ----------------------------------------------------------------------------------------------------
+
+    def park(self) -> None:
+        """Moves all units off the device, before it is known where they will be."""
+        for unit in self.units:
+            fits = self.ledgers["host"].fits(unit.weights.nbytes)
+            unit.take_place("host" if fits or not self.store.has_disk else "disk", self.store)
+
+    def apply(self, plan: Plan) -> None:
+        """Moves units to where a plan has them; between steps.
+
+        Args:
+            plan: Of ``self.units``.
+        """
+        self._let_go()
+        self._close_transfer()
+        order = {"disk": 0, "host": 1, "device": 2}  # room is made before it is taken
+        for unit, place in sorted(zip(self.units, plan.places), key=lambda pair: order[pair[1]]):
+            unit.take_place(place, self.store)
+        self.shards = [Shard(n, [self.units[i] for i in indices]) for n, indices in enumerate(plan.shards)]
+        self._shard_of = {unit: shard for shard in self.shards for unit in shard.units}
+        self._orders.clear()
+        for block in self.blocks:
+            block.kept = plan.kept[self.units.index(self._unit_of_block(block))]
+        device = self.ledgers["device"]
+        device.give(_RESIDENT, self._resident)
+        self._resident = plan.device_bytes - plan.slots * (plan.slot_bytes + plan.gradient_bytes)
+        device.take(_RESIDENT, self._resident)
+        if self.shards:
+            self._transfer = Transfer(
+                plan.slots, plan.slot_bytes, self.device, self.store, device, self._prefetch and plan.slots > 1
+            )
+
+    def release(self) -> None:
+        """Gives the blocks' calls back, and makes the parameters ordinary ones in host memory."""
+        self._let_go()
+        self._overlay.remove()
+        self._state_dicts.remove()
+        try:
+            self._close_transfer()
+        finally:
+            host = torch.device("cpu")
+            for unit in self.units:
+                unit.take_place("device", self.store, host)
+                unit.forget_gradients()
+            self.store.close()
+
+    def _close_transfer(self) -> None:
+        if self._transfer is not None:
+            self._transfer.close()
+        self._transfer = None
+
+    # ---- numbers ---------------------------------------------------------------------------------------------------
+
+    def read(self, parameter: nn.Parameter) -> Tensor | None:
+        """A copy of a parameter's numbers in host memory, wherever they are; None if it never leaves the device."""
+        unit = self._unit_of.get(id(parameter))
+        if unit is None or unit.place == "device":
+            return None
+        memory = self.read_section(unit, "weights")
+        index = next(i for i, p in enumerate(unit.parameters) if p is parameter)
+        return unit.weights.views(memory)[index].clone()
+
+    def read_section(self, unit: Unit, section: str) -> Tensor:
+        """``"weights"`` or ``"states"`` of a unit that is in the store, in host memory."""
+        memory = allocate(getattr(unit, section).nbytes)
+        if memory.numel():
+            self.transfer.wait_for(lambda: unit.read(section, memory))
+        return memory
+
+    def write(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Takes the numbers that parameters have now into the store, and makes them NaN."""
+        self._let_go()
+        changed: dict[Unit, set[int]] = {}
+        for parameter in parameters:
+            unit = self._unit_of.get(id(parameter))
+            if unit is not None and unit.place != "device":
+                changed.setdefault(unit, set()).add(id(parameter))
+        for unit, chosen in changed.items():
+            memory = self.read_section(unit, "weights")
+            views = unit.weights.views(memory)
+            pairs = [(p.data, v) for p, v in zip(unit.parameters, views) if id(p) in chosen]
+            copy_all([p for p, _ in pairs], [v for _, v in pairs])
+            self.transfer.forget(self._shard_of[unit])
+            self.transfer.wait_for(lambda unit=unit, memory=memory: unit.write("weights", memory))  # type: ignore[misc]
+            unit.leave()
+
+    # ---- steps -----------------------------------------------------------------------------------------------------
+
+    def begin(self, what: str) -> None:
+        """A step of some kind begins; those of a kind visit shards in the same order."""
+        self._let_go()
+        self._order = self._orders.setdefault(what, Order())
+        self._order.begin()
+        if self._taped:
+            self._taped_before = self._taped
+        self._taped = 0
+        for shard in self.shards:
+            shard.pending = 0
+            shard.stepped = False
+
+    @contextmanager
+    def present(self, shard: Shard, states: bool) -> Iterator[None]:
+        """Inside, a shard is on the device, and the next one is on its way.
+
+        Args:
+            shard: The shard.
+            states: Its optimizer states will be needed too.
+        """
+        transfer = self.transfer
+        if shard.slot is None and not transfer.has_room:
+            self._let_go()
+        transfer.enter(shard)
+        try:
+            if states:
+                transfer.ask_for_states(shard)
+            following = self._order.visit((shard.index, states))
+            if following is not None:
+                transfer.expect(self.shards[following[0]], following[1])
+            yield
+        finally:
+            transfer.leave(shard)
+
+    @contextmanager
+    def forward_of(self, block: Block) -> Iterator[None]:
+        """See :class:`~lightning_embrace.hydra.tape.Keeper`."""
+        shard = self._shard_of.get(self._unit_of_block(block))
+        if shard is None:
+            yield
+            return
+        with self.present(shard, states=False):
+            yield
+
+    @contextmanager
+    def backward_of(self, block: Block) -> Iterator[None]:
+        """See :class:`~lightning_embrace.hydra.tape.Keeper`."""
+        shard = self._shard_of.get(self._unit_of_block(block))
+        with ExitStack() as stack:
+            if shard is not None:
+                stack.enter_context(self.present(shard, states=self.on_complete is not None))
+                self.transfer.fetch_gradients(shard)
+            if self.pilot is not None:
+                stack.enter_context(self.pilot.inside(block.name, block.parameters))
+            yield
+            if shard is not None:
+                shard.pending -= 1
+                if shard.pending == 0 and self.on_complete is not None:
+                    self.on_complete(shard)
+
+    def may_hold(self, call: Call) -> bool:
+        """See :class:`~lightning_embrace.hydra.tape.Keeper`."""
+        shard = self._shard_of.get(self._unit_of_block(call.block))
+        if shard is None or self.pilot is not None or self._taped + 1 != self._taped_before:
+            return False
+        if torch.is_autocast_enabled(self.device.type) and torch.is_autocast_cache_enabled():
+            return False  # casts would be shared with what follows
+        assert shard.slot is not None
+        shard.slot.users += 1  # what autograd saves lies in the slot
+        self._held = call
+        return True
+
+    def released(self, call: Call) -> None:
+        """See :class:`~lightning_embrace.hydra.tape.Keeper`."""
+        slot = self._shard_of[self._unit_of_block(call.block)].slot
+        assert slot is not None
+        slot.users -= 1
+        self._held = None
+
+    def _let_go(self) -> None:
+        if self._held is not None:
+            self._held.let_go()
+
+    def taped(self, block: Block, tensors: Sequence[Tensor]) -> None:
+        """See :class:`~lightning_embrace.hydra.tape.Keeper`."""
+        self._taped += 1
+        shard = self._shard_of.get(self._unit_of_block(block))
+        if shard is not None:
+            shard.pending += 1
+        if self.pilot is not None:
+            self.pilot.called(block.name, tensors)
+
+    def over_gradients(
+        self, parameters: Sequence[nn.Parameter], work: Callable[[set[int]], None], changed: bool
+    ) -> None:
+        """Brings gradients to the device part by part.
+
+        Args:
+            parameters: Whose.
+            work: Is given the ``id`` of those whose gradients are there; each is among them once.
+            changed: Whether it changes them.
+        """
+        wanted = {id(p) for p in parameters}
+        spilled: set[int] = set()
+        for shard in self.shards:
+            here = {id(p) for p in shard.parameters} & wanted
+            spilled |= here
+            if here and shard.has_gradients():
+                with self.transfer.gradients_of(shard, changed):
+                    work(here)
+        work(wanted - spilled)
+
+    def _unit_of_block(self, block: Block) -> Unit:
+        return self._unit_of[id(block.own)]
+
+
+def _units_of(partition: Partition, device: torch.device) -> list[Unit]:
+    """One for each block, or for several that share parameters."""
+    made = []
+    for indices in partition.units:
+        blocks = [partition.blocks[i] for i in indices]
+        parameters = {id(p): p for block in blocks for p in block.parameters}
+        made.append(Unit(" & ".join(b.name for b in blocks), list(parameters.values()), device))
+    return made

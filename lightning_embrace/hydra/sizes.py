@@ -1,0 +1,43 @@
+"""Sizes as people write them."""
+
+from __future__ import annotations
+
+import re
+
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    _UNITS[f"{_letter}B"] = 1000**_power
+    _UNITS[f"{_letter}iB"] = 1024**_power
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(name: str, value: int | str) -> int:
+    """``"4GiB"`` → 4294967296; a number is bytes.
+
+    Args:
+        name: The argument, for the error.
+        value: What was given.
+
+    Returns:
+        Bytes, at least 1.
+
+    Raises:
+        ValueError: It is no size.
+    """
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(value)
+        unit = next((u for u in _UNITS if match and u.lower() == match[2].lower()), None)
+        if match and unit is not None and (size := int(float(match[1]) * _UNITS[unit])) > 0:
+            return size
+    elif isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    raise ValueError(f"HydraStrategy({name}={value!r}): give bytes, or a size such as '4GiB' or '500MB'.")
+
+
+def human(count: float) -> str:
+    """``1234567`` → ``"1.18 MiB"``: in the units in which budgets are given."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:,.3g} GiB" if count < 1000 else f"{count:,.0f} GiB"

@@ -1,0 +1,111 @@
+"""Where shards live while they are not on the device: runs of pages in host memory or in a file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from lightning_embrace.hydra.disk import DiskExtent, DiskFile
+from lightning_embrace.hydra.layout import allocate
+from lightning_embrace.hydra.ledger import Ledger
+
+Tier = Literal["host", "disk"]
+
+
+class Extent(Protocol):
+    """A run of whole pages.
+
+    Attributes:
+        nbytes: Its length.
+    """
+
+    nbytes: int
+
+    def read(self, into: Tensor) -> None:
+        """Fills memory of its length, on any device; waits until it is there."""
+
+    def write(self, source: Tensor) -> None:
+        """Keeps what memory of its length holds; waits until it may be changed again."""
+
+    def close(self) -> None:
+        """Gives its pages back."""
+
+
+class HostExtent:
+    """An extent in host memory, page-locked where the device is not the CPU."""
+
+    def __init__(self, memory: Tensor, ledger: Ledger, traffic: Counter[str]) -> None:
+        self.nbytes = memory.numel()
+        self._memory: Tensor | None = memory
+        self._ledger = ledger
+        self._traffic = traffic
+
+    def read(self, into: Tensor) -> None:
+        """See :class:`Extent`."""
+        assert self._memory is not None
+        into.copy_(self._memory)
+        self._traffic["host read"] += self.nbytes
+
+    def write(self, source: Tensor) -> None:
+        """See :class:`Extent`."""
+        assert self._memory is not None
+        self._memory.copy_(source)
+        self._traffic["host written"] += self.nbytes
+
+    def close(self) -> None:
+        """See :class:`Extent`."""
+        self._memory = None
+        self._ledger.give("shards", self.nbytes)
+
+
+class Store:
+    """Host memory and, where there is a folder for it, a file.
+
+    Args:
+        device: What shards are moved to.
+        host: The host's account.
+        folder: For the file, or None.
+    """
+
+    def __init__(self, device: torch.device, host: Ledger, folder: Path | None) -> None:
+        #: bytes moved so far, by ``"host read"``, ``"host written"``, ``"disk read"``, ``"disk written"``
+        self.traffic: Counter[str] = Counter()
+        self._pin = device.type == "cuda"
+        self._host = host
+        self._file = None if folder is None else DiskFile(folder, self.traffic)
+
+    @property
+    def has_disk(self) -> bool:
+        """Whether there is a disk tier."""
+        return self._file is not None
+
+    def reserve(self, nbytes: int, tier: Tier) -> Extent:
+        """Makes room.
+
+        Args:
+            nbytes: Whole pages.
+            tier: Where.
+
+        Returns:
+            An extent whose content is not defined.
+
+        Raises:
+            BudgetError: The host's budget is used up.
+            OSError: The disk is full.
+        """
+        if tier == "disk":
+            assert self._file is not None, "no folder for a disk tier"
+            extent: DiskExtent = self._file.reserve(nbytes)
+            return extent
+        self._host.take("shards", nbytes)
+        return HostExtent(allocate(nbytes, pin=self._pin), self._host, self.traffic)
+
+    def close(self) -> None:
+        """Lets the file go. Extents in host memory live as long as their units."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

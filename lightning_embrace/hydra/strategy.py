@@ -1,0 +1,277 @@
+"""HydraStrategy: the Lightning life cycle, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
+
+from lightning_embrace.hydra.config import Blocks, HydraConfig
+from lightning_embrace.hydra.constants import Constants
+from lightning_embrace.hydra.ledger import Ledger
+from lightning_embrace.hydra.partition import divide
+from lightning_embrace.hydra.pilot import Pilot
+from lightning_embrace.hydra.plan import Planned, make_plan
+from lightning_embrace.hydra.planning import budget_of, costs, default_sizes, glue_bytes, tensor_bytes
+from lightning_embrace.hydra.precision import SpilledPrecision
+from lightning_embrace.hydra.refusals import check_callbacks, check_model, check_optimizers
+from lightning_embrace.hydra.render import show
+from lightning_embrace.hydra.session import Session
+from lightning_embrace.hydra.stepper import Stepper
+from lightning_embrace.hydra.store import Store
+from lightning_embrace.hydra.when import why_second_pass
+from lightning_embrace.namespaces import LIGHTNING, Namespace, other
+
+if TYPE_CHECKING:
+    _Base = SingleDeviceStrategy
+else:
+    _Base = object
+
+_MODULE = {"lightning.pytorch": "lightning_embrace", "pytorch_lightning": "lightning_embrace.pytorch_lightning"}
+
+
+class HydraMixin(_Base):
+    """The strategy without its base class, which differs between the two namespaces of Lightning."""
+
+    namespace: ClassVar[Namespace]
+    #: for Lightning: no sampler is injected, and nobody waits for other ranks
+    is_distributed = False
+
+    def __init__(
+        self,
+        *,
+        device_memory: int | str | None = None,
+        host_memory: int | str | None = None,
+        disk: str | Path | None = None,
+        blocks: Blocks = "auto",
+        prefetch: bool = True,
+        accelerator: Any = None,
+        parallel_devices: list[torch.device] | None = None,
+        checkpoint_io: Any = None,
+        precision_plugin: Any = None,
+    ) -> None:
+        self.namespace.take_messages()
+        self.config = HydraConfig.checked(device_memory, host_memory, disk, blocks, prefetch)
+        self._parallel_devices: list[torch.device] | None = None
+        super().__init__(
+            device="cpu",
+            accelerator=accelerator,
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+        )
+        self.parallel_devices = parallel_devices
+        self._session: Session | None = None
+        self._stepper: Stepper | None = None
+        self._precision: SpilledPrecision | None = None
+        self._glue_states = 0
+        self._why_second_pass: str | None = None
+        self._pilot: Pilot | None = None
+        self._largest_batch = 0
+        #: the last plan, and what it was made of
+        self.planned: Planned | None = None
+
+    @property
+    def parallel_devices(self) -> list[torch.device] | None:
+        """The device, in a list: strategies that are named by a string are given theirs in this way."""
+        return self._parallel_devices
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: Sequence[torch.device] | None) -> None:
+        if devices is not None and len(devices) > 1:
+            error = self.namespace.get("utilities.exceptions.MisconfigurationException")
+            raise error(
+                f"HydraStrategy trains one model on one device, and Trainer(devices={len(devices)}) gives it"
+                f" {len(devices)}. Write Trainer(strategy='hydra', devices=1); HydraFleet trains several models on"
+                " several devices."
+            )
+        self._parallel_devices = None if not devices else list(devices)
+        if devices:
+            self._root_device = torch.device(devices[0])
+
+    @property
+    def num_nodes(self) -> int:
+        """One."""
+        return 1
+
+    @num_nodes.setter
+    def num_nodes(self, count: int) -> None:
+        if count != 1:
+            error = self.namespace.get("utilities.exceptions.MisconfigurationException")
+            raise error(
+                f"HydraStrategy trains one model on one device, and Trainer(num_nodes={count}) asks for {count} nodes."
+                " Write num_nodes=1; HydraFleet trains several models on several machines."
+            )
+
+    # ---- setting up and tearing down -------------------------------------------------------------------------------
+
+    def setup(self, trainer: Any) -> None:
+        """Moves blocks to where they fit, and builds the optimizers."""
+        assert self.accelerator is not None and self.model is not None
+        fitting = trainer.state.fn == "fit"
+        self.accelerator.setup(trainer)
+        check_model(self.model, self.namespace)
+        check_callbacks(trainer.callbacks, self.namespace)
+        self.model = self.precision_plugin.convert_module(self.model)
+        session = self._session = self._open(self.model)
+        try:
+            if self.root_device.type != "cpu":
+                session.park()  # what follows moves the whole model
+            self.model_to_device()
+            if fitting:
+                with Constants([p for unit in session.units for p in unit.parameters]):
+                    self.setup_optimizers(trainer)
+                self._take_optimizer(session, trainer)
+            self._plan(session, self.model, None)
+        except BaseException:
+            self._give_up()
+            raise
+        self.setup_precision_plugin()
+
+    def _open(self, model: Any) -> Session:
+        sizes = self._sizes = default_sizes(self.config, self.root_device)
+        ledgers = {tier: Ledger(tier, size) for tier, size in zip(("device", "host"), sizes)}
+        store = Store(self.root_device, ledgers["host"], self.config.disk)
+        return Session(divide(model, self.config.blocks), self.root_device, ledgers, store, self.config.prefetch)
+
+    def _take_optimizer(self, session: Session, trainer: Any) -> None:
+        optimizer = check_optimizers(self.optimizers, self.namespace)
+        self._stepper = Stepper(optimizer, session)
+        self._why_second_pass = why_second_pass(
+            trainer, self.lightning_module, self.precision_plugin, optimizer, self.namespace
+        )
+        self._glue_states = self._stepper.plan_states()
+        self._stepper.install(in_backward=self._why_second_pass is None)
+        self._precision = SpilledPrecision(self.precision_plugin, session)
+
+    def _plan(self, session: Session, model: Any, pilot: Pilot | None) -> None:
+        glue = glue_bytes(session, model, self._glue_states)
+        units = costs(session, pilot)
+        if self._stepper is None:
+            units = [replace(unit, gradients=0) for unit in units]
+        budget = budget_of(self._sizes, self.config, glue, pilot, self._why_second_pass is not None)
+        plan = make_plan(units, budget)
+        session.apply(plan)
+        if self._stepper is not None:
+            self._stepper.make_whole()
+        self.planned = Planned(tuple(units), plan, budget)
+
+    def teardown(self) -> None:
+        """Makes the model an ordinary one again."""
+        try:
+            self._give_up()
+        finally:
+            super().teardown()
+
+    def _give_up(self) -> None:
+        session, self._session = self._session, None
+        stepper, self._stepper = self._stepper, None
+        precision, self._precision = self._precision, None
+        self._glue_states, self._why_second_pass, self._pilot = 0, None, None
+        if precision is not None:
+            precision.remove()
+        if stepper is not None:
+            stepper.remove()
+        if session is not None:
+            session.release()
+
+    # ---- state -----------------------------------------------------------------------------------------------------
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """The optimizer's state with true numbers."""
+        return super().optimizer_state(optimizer) if self._stepper is None else self._stepper.state_dict()
+
+    def load_optimizer_state_dict(self, checkpoint: Any) -> None:
+        """Loads the optimizer's state, and moves it to where its parameters are."""
+        super().load_optimizer_state_dict(checkpoint)
+        if self._stepper is not None:
+            self._stepper.adopt()
+
+    # ---- steps -----------------------------------------------------------------------------------------------------
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's training step, on the tape. The first one is measured, and the plan follows from it."""
+        session = self._session
+        if session is None:
+            return super().training_step(*args, **kwargs)
+        self._plan_ahead(session, tensor_bytes((args, kwargs)))
+        session.begin("training")
+        if session.pilot is None:
+            return super().training_step(*args, **kwargs)
+        with session.pilot.around(session.partition.glue):
+            return super().training_step(*args, **kwargs)
+
+    def _plan_ahead(self, session: Session, batch_bytes: int) -> None:
+        """The first step is measured, and the plan follows from it; so does another one where a batch is larger."""
+        if self._pilot is None:
+            self._pilot = session.pilot = Pilot()
+            self._largest_batch = batch_bytes
+            return
+        measured, session.pilot = session.pilot is not None, None
+        if measured or batch_bytes > self._largest_batch:
+            self._pilot.scale(batch_bytes / max(1, self._largest_batch))
+            self._largest_batch = max(batch_bytes, self._largest_batch)
+            self._plan(session, self.model, self._pilot)
+        if measured:
+            assert self.lightning_module is not None and self.planned is not None
+            show(self.planned, self._why_second_pass, self.lightning_module.trainer.progress_bar_callback)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's validation step, without a tape."""
+        self._begin("validation")
+        return super().validation_step(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's test step, without a tape."""
+        self._begin("test")
+        return super().test_step(*args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's predict step, without a tape."""
+        self._begin("predict")
+        return super().predict_step(*args, **kwargs)
+
+    def _begin(self, what: str) -> None:
+        if self._session is not None:
+            self._session.begin(what)
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Any) -> None:
+        """Adds ``hydra``."""
+        strategy_registry.register(
+            "hydra", cls, description="Trains what does not fit the device, spilled to host and disk", override=True
+        )
+
+    def __repr__(self) -> str:
+        # Lightning's error about a strategy of the other namespace shows this
+        there = other(self.namespace)
+        return (
+            f"<HydraStrategy for the Trainer of {self.namespace.name}; for that of {there.name}:"
+            f" from {_MODULE[there.name]} import HydraStrategy>"
+        )
+
+
+class HydraStrategy(HydraMixin, SingleDeviceStrategy):
+    """Trains one model of which only a part is on the device at a time, with the numbers of plain training.
+
+    Args:
+        device_memory: What the model may take of the device, such as ``"4GiB"``. On the CPU the device is a part of the
+            machine's memory, by default 20 % of what this process may use.
+        host_memory: What waits in host memory, by default 50 % of what this process may use.
+        disk: A folder for what does not fit the host, or None.
+        blocks: ``"auto"``: the members of the model's large lists; or fnmatch patterns of module names.
+        prefetch: Whether the next shard is loaded while one computes.
+        accelerator: As in Lightning's SingleDeviceStrategy.
+        parallel_devices: The one device.
+        checkpoint_io: As in Lightning's SingleDeviceStrategy.
+        precision_plugin: As in Lightning's SingleDeviceStrategy.
+
+    Raises:
+        ValueError: An argument has a value that is not allowed.
+        MisconfigurationException: More than one device was asked for.
+    """
+
+    namespace = LIGHTNING

@@ -1,0 +1,250 @@
+"""The least that is moved: a block, or several that share parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from lightning_embrace.hydra.layout import Section, Shape, allocate, copy_all, lay_out
+from lightning_embrace.hydra.plan import Place
+from lightning_embrace.hydra.store import Extent, Store
+
+
+class StateSpec(NamedTuple):
+    """A tensor that an optimizer keeps for a parameter, of the parameter's shape.
+
+    Attributes:
+        parameter: Its place in the unit.
+        key: Its name in ``optimizer.state[parameter]``.
+        dtype: Of its elements.
+    """
+
+    parameter: int
+    key: str
+    dtype: torch.dtype
+
+
+class KeepsStates(Protocol):
+    """What knows the optimizer's states for a unit."""
+
+    def collect(self, memory: Tensor) -> None:
+        """Copies the states that are ordinary tensors into memory that holds the section ``states``."""
+
+    def restore(self, memory: Tensor, device: torch.device) -> None:
+        """Makes the states ordinary tensors on a device."""
+
+    def leave(self) -> None:
+        """Makes the states NaN."""
+
+
+class Unit:
+    """Parameters with their place.
+
+    A parameter keeps its identity wherever its numbers are. While they are away its data is one NaN, expanded to its
+    shape: shape, dtype and device hold, reading shows NaN, writing raises.
+
+    Args:
+        name: For people.
+        parameters: Each once.
+        device: Where they are used.
+    """
+
+    def __init__(self, name: str, parameters: Sequence[nn.Parameter], device: torch.device) -> None:
+        self.name = name
+        self.parameters = tuple(parameters)
+        self.device = device
+        #: where it lives between its turns; on the device it always is
+        self.place: Place = "device"
+        self.weights: Section = lay_out(Shape.of(p) for p in self.parameters)
+        self.state_specs: tuple[StateSpec, ...] = ()
+        self.states: Section = lay_out(())
+        self.keeper: KeepsStates | None = None
+        self._stand_ins = [stand_in(p, device) for p in self.parameters]
+        self._gradient_stand_ins = [stand_in(p, device) for p in self.parameters]
+        self._stored_gradients: set[int] = set()
+        self._extents: dict[str, Extent] = {}
+
+    def keep_states(self, specs: Sequence[StateSpec]) -> None:
+        """Says what the optimizer keeps."""
+        self.state_specs = tuple(specs)
+        self.states = lay_out(Shape.of(self.parameters[s.parameter].data, s.dtype) for s in specs)
+
+    def take_place(self, place: Place, store: Store, device: torch.device | None = None) -> None:
+        """Moves parameters, states and gradients for good.
+
+        Args:
+            place: Where to.
+            store: Host memory and disk.
+            device: Where ordinary tensors are made if the place is the device; None: the unit's own.
+        """
+        if place == self.place:
+            return
+        self._bring(self._in_store())
+        memory = {"weights": allocate(self.weights.nbytes), "states": allocate(self.states.nbytes)}
+        self._collect(memory)
+        self.close()
+        self.place = place
+        if place == "device":
+            device = device or self.device
+            for parameter, view in zip(self.parameters, self.weights.views(memory["weights"])):
+                parameter.data = view.to(device, copy=True)
+                if parameter.grad is not None:
+                    parameter.grad = parameter.grad.to(device)
+            if self.keeper is not None:
+                self.keeper.restore(memory["states"], device)
+            return
+        for name, values in memory.items():
+            if values.numel():
+                self._extents[name] = store.reserve(values.numel(), place)
+                self._extents[name].write(values)
+        self.leave()
+        if self.keeper is not None:
+            self.keeper.leave()
+        self.store_gradients(store)
+
+    def _collect(self, memory: dict[str, Tensor]) -> None:
+        if self.place == "device":
+            copy_all([p.data for p in self.parameters], self.weights.views(memory["weights"]))
+            if self.keeper is not None:
+                self.keeper.collect(memory["states"])
+            return
+        for name, into in memory.items():
+            if into.numel():
+                self._extents[name].read(into)
+
+    # ---- weights ---------------------------------------------------------------------------------------------------
+
+    def move_in(self, memory: Tensor) -> None:
+        """Makes the parameters read from memory that holds the section ``weights``."""
+        for parameter, view in zip(self.parameters, self.weights.views(memory)):
+            parameter.data = view
+
+    def leave(self) -> None:
+        """Makes the parameters NaN."""
+        for parameter, nothing in zip(self.parameters, self._stand_ins):
+            parameter.data = nothing
+
+    # ---- gradients -------------------------------------------------------------------------------------------------
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of the gradients that there can be."""
+        return sum(p.numel() * p.element_size() for p in self.parameters if p.requires_grad)
+
+    def live_gradients(self) -> list[int]:
+        """The places of the parameters whose gradients are on the device."""
+        pairs = zip(self.parameters, self._gradient_stand_ins)
+        return [i for i, (p, nothing) in enumerate(pairs) if p.grad is not None and p.grad is not nothing]
+
+    def has_gradients(self) -> bool:
+        """Whether there are any, on the device or in the store."""
+        return bool(self.live_gradients() or self._in_store())
+
+    def store_gradients(self, store: Store) -> None:
+        """Moves the gradients that are on the device to the store."""
+        live = self.live_gradients()
+        if not live:
+            return
+        extent = self._extents.get("gradients")
+        if extent is None:
+            assert self.place != "device"
+            extent = self._extents["gradients"] = store.reserve(self.weights.nbytes, self.place)
+        memory = allocate(self.weights.nbytes, self.device)
+        if self._in_store():
+            extent.read(memory)  # they lie between those that are written
+        views = self.weights.views(memory)
+        for index in live:
+            gradient = self.parameters[index].grad
+            assert gradient is not None
+            if gradient.is_sparse:
+                raise ValueError(
+                    f"{self.name}: a sparse gradient cannot be spilled. Build its embedding with sparse=False, or"
+                    " leave it outside of the blocks (HydraStrategy(blocks=['!name', ...]))."
+                )
+            views[index].copy_(gradient)
+        extent.write(memory)
+        for index in live:
+            self.parameters[index].grad = self._gradient_stand_ins[index]
+            self._stored_gradients.add(index)
+
+    def put_gradients_back(self) -> None:
+        """After :meth:`fetch_gradients`, where they were only read: the store still has them."""
+        for index in self.live_gradients():
+            self.parameters[index].grad = self._gradient_stand_ins[index]
+            self._stored_gradients.add(index)
+
+    def needs_fetching(self) -> bool:
+        """Whether any reads as NaN."""
+        return any(p.grad is nothing for p, nothing in zip(self.parameters, self._gradient_stand_ins))
+
+    def fetch_gradients(self) -> None:
+        """Brings those back that were stored and not zeroed since.
+
+        Raises:
+            RuntimeError: A step has used them, and they were not zeroed.
+        """
+        wanted = self._in_store()
+        used = [p for p, nothing in zip(self.parameters, self._gradient_stand_ins) if p.grad is nothing]
+        if len(used) > len(wanted):
+            raise RuntimeError(
+                f"{self.name}: more gradients were to be added to those that the last optimizer step has used. Call"
+                " zero_grad() between an optimizer's step and the next backward."
+            )
+        self._bring(wanted)
+
+    def _bring(self, wanted: Sequence[int]) -> None:
+        self._stored_gradients.clear()
+        if not wanted:
+            return
+        memory = allocate(self.weights.nbytes, self.device)
+        self._extents["gradients"].read(memory)
+        views = self.weights.views(memory)
+        for index in wanted:
+            self.parameters[index].grad = views[index]
+
+    def forget_gradients(self) -> None:
+        """Makes those that read as NaN None."""
+        for parameter, nothing in zip(self.parameters, self._gradient_stand_ins):
+            if parameter.grad is nothing:
+                parameter.grad = None
+
+    def drop_gradients(self) -> None:
+        """Frees gradients that a step has used. They read as NaN until they are zeroed."""
+        self._stored_gradients.clear()
+        for parameter, nothing in zip(self.parameters, self._gradient_stand_ins):
+            if parameter.grad is not None:
+                parameter.grad = nothing
+
+    def _in_store(self) -> list[int]:
+        """The places of the parameters whose gradients were stored and not zeroed since."""
+        return [i for i in sorted(self._stored_gradients) if self.parameters[i].grad is self._gradient_stand_ins[i]]
+
+    # ---- moving ----------------------------------------------------------------------------------------------------
+
+    def read(self, section: str, into: Tensor) -> None:
+        """Fills memory with ``"weights"`` or ``"states"`` from the store."""
+        self._extents[section].read(into)
+
+    def write(self, section: str, source: Tensor) -> None:
+        """Keeps them in the store."""
+        self._extents[section].write(source)
+
+    def close(self) -> None:
+        """Gives the store's pages back."""
+        for extent in self._extents.values():
+            extent.close()
+        self._extents.clear()
+
+
+def is_away(parameter: Tensor) -> bool:
+    """Whether a parameter's data is one number, expanded."""
+    return parameter.numel() > 1 and not any(parameter.stride())
+
+
+def stand_in(tensor: Tensor, device: torch.device) -> Tensor:
+    """One NaN of a tensor's shape and dtype; zero where there is no NaN."""
+    value = float("nan") if tensor.is_floating_point() or tensor.is_complex() else 0
+    return torch.full((), value, dtype=tensor.dtype, device=device).expand(tensor.shape)

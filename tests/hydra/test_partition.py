@@ -1,0 +1,76 @@
+"""Which modules are blocks."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from lightning_embrace.hydra.partition import divide
+from tests.hydra import zoo
+
+
+def names(model: nn.Module, *patterns: str) -> list[str]:
+    return [b.name for b in divide(model, list(patterns) or "auto").blocks]
+
+
+def test_members_of_large_lists() -> None:
+    assert names(zoo.Stack()) == [f"blocks.{i}" for i in range(6)]
+
+
+def test_two_lists() -> None:
+    found = names(zoo.Seq2Seq())
+    assert found == [f"body.{part}.layers.{i}" for part in ("encoder", "decoder") for i in range(3)]
+
+
+def test_a_list_within_a_list() -> None:
+    """The large member of an outer Sequential is taken apart, small members are blocks themselves."""
+    inner = nn.Sequential(*(nn.Sequential(nn.Linear(20, 20), nn.ReLU()) for _ in range(5)))
+    model = nn.Module()
+    model.net = nn.Sequential(nn.Linear(4, 20), inner, nn.ReLU(), nn.Linear(20, 1))
+    assert names(model) == ["net.0", *(f"net.1.{i}" for i in range(5)), "net.3"]
+
+
+def test_small_lists_are_glue() -> None:
+    model = zoo.Stack()
+    model.head = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    assert names(model) == [f"blocks.{i}" for i in range(6)]
+
+
+def test_patterns() -> None:
+    """A list by its name is its members; "!" excludes."""
+    model = zoo.Seq2Seq()
+    assert names(model, "body.encoder.layers") == [f"body.encoder.layers.{i}" for i in range(3)]
+    assert names(model, "body.*coder.layers.?", "!*.1") == [
+        f"body.{part}.layers.{i}" for part in ("encoder", "decoder") for i in (0, 2)
+    ]
+    with pytest.raises(ValueError, match=r"'nothing' matches no module.*'body\.encoder\.layers'"):
+        names(model, "nothing")
+
+
+def test_shared_parameters() -> None:
+    """Blocks that share are one unit; what is used outside of blocks stays outside."""
+    model = zoo.Tied()
+    parts = divide(model)
+    assert parts.units == ((0, 4), (1, 2), (3,), (5,))
+    assert any(p is model.first.weight for p in parts.glue)
+    assert not any(p is model.first.weight for block in parts.blocks for p in block.parameters)
+
+
+def test_one_module_in_two_places() -> None:
+    model = zoo.Stack()
+    model.blocks[3] = model.blocks[1]
+    assert names(model) == [f"blocks.{i}" for i in (0, 1, 2, 4, 5)]
+
+
+def test_every_parameter_is_somewhere_once() -> None:
+    for model in (zoo.Tied(), zoo.Seq2Seq(), zoo.Stack(), zoo.Structured()):
+        parts = divide(model)
+        inside = {id(p) for block in parts.blocks for p in block.parameters}
+        outside = [id(p) for p in parts.glue]
+        assert inside.isdisjoint(outside) and len(set(outside)) == len(outside)
+        assert inside | set(outside) == {id(p) for p in model.parameters()}
+
+
+def test_no_lists() -> None:
+    parts = divide(nn.Linear(2, 2))
+    assert parts.blocks == () and len(parts.glue) == 2

@@ -1,0 +1,79 @@
+"""Which unit lives where: sizes in, places out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lightning_embrace.hydra.plan import Budget, DoesNotFitError, UnitCost, make_plan
+from lightning_embrace.hydra.render import traffic
+
+UNITS = [UnitCost(f"blocks.{i}", 100, 100, 200, activations=50, inputs=10, calls=1) for i in range(5)]
+BUDGET = Budget(device=3000, host=10_000, disk=False, glue=100, working=100, prefetch=True, spilled_gradients=False)
+
+
+def test_everything_fits() -> None:
+    """Nothing moves, and activations are kept: a model that fits pays nothing."""
+    plan = make_plan(UNITS, BUDGET)
+    assert set(plan.places) == {"device"} and all(plan.kept) and plan.shards == ()
+    assert plan.device_bytes == 100 + 100 + 5 * 400 + 5 * 40
+
+
+def test_activations_are_kept_from_the_end_while_there_is_room() -> None:
+    plan = make_plan(UNITS, replace(BUDGET, device=2200 + 80))
+    assert plan.kept == (False, False, False, True, True)
+
+
+def test_what_was_not_measured_is_not_kept() -> None:
+    assert not any(make_plan([replace(u, calls=0) for u in UNITS], BUDGET).kept)
+
+
+def test_two_slots_and_what_is_left_stays() -> None:
+    """Room for two shards, weights and states, with their gradients; the last blocks that fit beside them stay."""
+    plan = make_plan(UNITS, replace(BUDGET, device=200 + 2 * 400 + 450))
+    assert (plan.slots, plan.slot_bytes, plan.gradient_bytes) == (2, 300, 100)
+    assert plan.places == ("host",) * 4 + ("device",)
+    assert plan.kept == (False,) * 4 + (True,)
+    assert plan.shards == ((0,), (1,), (2,), (3,))
+    assert plan.host_bytes == 4 * 300
+    assert plan.device_bytes <= 200 + 2 * 400 + 450
+
+
+def test_one_slot_where_two_do_not_fit() -> None:
+    """Then nothing can be loaded ahead."""
+    assert make_plan(UNITS, replace(BUDGET, device=200 + 799)).slots == 1
+
+
+def test_small_neighbours_move_together() -> None:
+    """A slot is as large as the largest unit, and smaller ones share it."""
+    units = [*(replace(u, weights=30, gradients=30, states=60) for u in UNITS), *UNITS]
+    plan = make_plan(units, replace(BUDGET, device=200 + 800))
+    assert plan.shards == ((0, 1, 2), (3, 4), (5,), (6,), (7,), (8,), (9,))
+
+
+def test_host_first_then_disk() -> None:
+    budget = replace(BUDGET, device=1000, host=700 + 50, disk=True)
+    plan = make_plan(UNITS, budget)
+    assert plan.places == ("host", "host", "disk", "disk", "disk")  # what blocks are given waits on the host too
+    assert (plan.host_bytes, plan.disk_bytes) == (600, 900)
+    assert make_plan(UNITS, replace(budget, spilled_gradients=True)).places[:2] == ("host", "disk")
+
+
+def test_a_block_over_the_budget() -> None:
+    """The error names the block, what it takes and what would be enough; and that is enough."""
+    units = [*UNITS, replace(UNITS[0], name="huge", weights=1000)]
+    with pytest.raises(DoesNotFitError, match=r"'huge' takes 1\.27 KiB .*device_memory='1\.46 KiB'.*blocks="):
+        make_plan(units, replace(BUDGET, device=900))
+    make_plan(units, replace(BUDGET, device=200 + 1300))
+
+
+def test_a_host_that_is_too_small() -> None:
+    with pytest.raises(DoesNotFitError, match="disk='/path'"):
+        make_plan(UNITS, replace(BUDGET, device=1000, host=700))
+
+
+def test_traffic() -> None:
+    """Weights are read twice and written once, states once each."""
+    plan = make_plan(UNITS, replace(BUDGET, device=1000))
+    assert traffic(UNITS, plan) == (5 * (2 * 100 + 200), 5 * (100 + 200))

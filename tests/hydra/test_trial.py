@@ -1,0 +1,65 @@
+"""Optimizers tried on four small parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_embrace.hydra.trial import CoupledOptimizerError, states_of
+
+
+class Scaled(torch.optim.SGD):
+    """Divides by the norm of all gradients."""
+
+    def step(self, closure: Any = None) -> None:
+        gradients = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
+        norm = torch.stack([g.norm() for g in gradients]).norm()
+        for gradient in gradients:
+            gradient.div_(norm)
+        super().step()
+
+
+class Counting(torch.optim.SGD):
+    """Counts its steps in a group."""
+
+    def step(self, closure: Any = None) -> None:
+        self.param_groups[0]["count"] = self.param_groups[0].get("count", 0) + 1
+        super().step()
+
+
+def tried(kind: Any, **settings: Any) -> list[str]:
+    optimizer = kind([nn.Parameter(torch.zeros(2, 3))], **settings)
+    return sorted(name for name, _ in states_of(optimizer, optimizer.param_groups[0], torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "states"),
+    [
+        (torch.optim.SGD, {"lr": 0.1}, []),
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}, ["momentum_buffer"]),
+        (torch.optim.Adam, {"amsgrad": True}, ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"]),
+        (torch.optim.AdamW, {"lr": 0.0}, ["exp_avg", "exp_avg_sq"]),
+        (torch.optim.Adagrad, {}, ["sum"]),
+        (torch.optim.NAdam, {}, ["exp_avg", "exp_avg_sq"]),
+        (torch.optim.ASGD, {}, ["ax"]),
+        (torch.optim.Rprop, {}, ["prev", "step_size"]),
+    ],
+)
+def test_elementwise(kind: Any, settings: dict[str, Any], states: list[str]) -> None:
+    """Accepted, with what each keeps."""
+    assert tried(kind, **settings) == states
+
+
+@pytest.mark.parametrize("kind", [Scaled, Counting])
+def test_coupled(kind: Any) -> None:
+    """One parameter's step depends on others, or a group counts: refused."""
+    with pytest.raises(CoupledOptimizerError, match=rf"{kind.__name__} moves a parameter otherwise"):
+        tried(kind, lr=0.1)
+
+
+def test_lbfgs() -> None:
+    with pytest.raises(CoupledOptimizerError, match="LBFGS"):
+        tried(torch.optim.LBFGS)
