@@ -10,18 +10,26 @@ from lightning.pytorch.cli import LightningCLI
 from rich.console import Console
 
 from lightning_embrace.dryrun import plan_of
+from lightning_embrace.hydra.dryrun import planned_of
+from lightning_embrace.hydra.render import render_plan
+from lightning_embrace.hydra.strategy import HydraMixin
 
 
 class PlanningTrainer(Trainer):
     """A Trainer with a dry run."""
 
     def plan(self, model: LightningModule, datamodule: LightningDataModule | None = None) -> None:
-        """Shows where each table would live and what a rank would hold, without making any table."""
-        config = getattr(self.strategy, "config", None)
-        tables = "auto" if config is None else config.tables
+        """Shows where each table, or each block under ``hydra``, would live, without making any."""
         console = Console()
         if not console.is_terminal:
             console.width = 180
+        if isinstance(self.strategy, HydraMixin):
+            planned = planned_of(model, self.strategy.config, self.strategy.root_device, self.strategy.namespace)
+            note = "activations are measured in the first step, and the plan is made anew"
+            console.print(render_plan(*planned, [note]))
+            return
+        config = getattr(self.strategy, "config", None)
+        tables = "auto" if config is None else config.tables
         console.print(plan_of(model, self.num_devices * self.num_nodes, tables).rendered)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -46,13 +46,17 @@ class Partition:
     glue: tuple[nn.Parameter, ...]
 
 
-def divide(model: nn.Module, patterns: Literal["auto"] | Sequence[str] = "auto") -> Partition:
+def divide(
+    model: nn.Module, patterns: Literal["auto"] | Sequence[str] = "auto", glue_room: int | None = None
+) -> Partition:
     """Finds a model's blocks.
 
     Args:
         model: The model.
         patterns: ``"auto"``: the members of its large ModuleLists and Sequentials. Or fnmatch patterns: a module that
             one matches is a block; if it is a ModuleList or a Sequential, its members are. ``"!name"`` excludes.
+        glue_room: Bytes for everything else, with gradients. Where that is not enough, its largest layers (embeddings,
+            a head) are blocks too. None: there is room.
 
     Returns:
         The parts.
@@ -64,17 +68,45 @@ def divide(model: nn.Module, patterns: Literal["auto"] | Sequence[str] = "auto")
     named: dict[int, tuple[str, nn.Module]] = {}
     for name, module in found:
         named.setdefault(id(module), (name, module))
+    glue = _outside(model, named)
+    for leaves in _largest_leaves(model, named):
+        if glue_room is None or sum(_nbytes(p) * (2 if p.requires_grad else 1) for p in glue.values()) <= glue_room:
+            break
+        named.update((id(module), (name, module)) for name, module in leaves)
+        glue = _outside(model, named)
+    order = {id(module): place for place, module in enumerate(model.modules())}
+    blocks = []
+    for name, module in sorted(named.values(), key=lambda pair: order[id(pair[1])]):
+        own = tuple(p for p in module.parameters() if id(p) not in glue)
+        if own:
+            blocks.append(NamedBlock(name, module, own))
+    return Partition(tuple(blocks), tuple(_units(blocks)), tuple(glue.values()))
+
+
+def _outside(model: nn.Module, named: Mapping[int, tuple[str, nn.Module]]) -> dict[int, nn.Parameter]:
+    """By ``id``, the parameters that some module outside of blocks has."""
     inside = {id(part) for _, module in named.values() for part in module.modules()}
     glue: dict[int, nn.Parameter] = {}
     for part in model.modules():
         if id(part) not in inside:
             glue.update((id(p), p) for p in part.parameters(recurse=False))
-    blocks = []
-    for name, module in named.values():
-        own = tuple(p for p in module.parameters() if id(p) not in glue)
-        if own:
-            blocks.append(NamedBlock(name, module, own))
-    return Partition(tuple(blocks), tuple(_units(blocks)), tuple(glue.values()))
+    return glue
+
+
+def _largest_leaves(
+    model: nn.Module, named: Mapping[int, tuple[str, nn.Module]]
+) -> Iterator[list[tuple[str, nn.Module]]]:
+    """Layers outside of blocks, the largest first; those that share parameters together."""
+    inside = {id(part) for _, module in named.values() for part in module.modules()}
+    leaves = [
+        (name, module)
+        for name, module in model.named_modules()
+        if id(module) not in inside and _weight(module) and not list(module.children()) and name
+    ]
+    for name, module in sorted(leaves, key=lambda pair: -_weight(pair[1])):
+        mine = {id(p) for p in module.parameters()}
+        others = [leaf for leaf in leaves if leaf[1] is not module and mine & {id(p) for p in leaf[1].parameters()}]
+        yield [(name, module), *others]
 
 
 def _dominant(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -153,4 +185,8 @@ def _units(blocks: Sequence[NamedBlock]) -> Iterator[tuple[int, ...]]:
 
 
 def _weight(module: nn.Module) -> int:
-    return sum(p.numel() * p.element_size() for p in module.parameters())
+    return sum(_nbytes(p) for p in module.parameters())
+
+
+def _nbytes(parameter: nn.Parameter) -> int:
+    return parameter.numel() * parameter.element_size()

@@ -19,6 +19,8 @@ _DEVICE_SHARE, _HOST_SHARE = 0.2, 0.5
 _GPU_SHARE = 0.9
 #: of the device, for activations that were not measured yet
 _UNMEASURED = 0.25
+#: of the device, for parameters outside of blocks and their gradients; an optimizer may double them
+_GLUE = 0.25
 _GIB = 1 << 30
 
 
@@ -40,6 +42,11 @@ def default_sizes(config: HydraConfig, device: torch.device) -> tuple[int, int]:
     else:
         ours = int(available * _DEVICE_SHARE)
     return config.device_memory or ours, config.host_memory or int(available * _HOST_SHARE)
+
+
+def glue_room(device: int) -> int:
+    """What parameters outside of blocks and their gradients may take of a device's budget."""
+    return int(device * _GLUE)
 
 
 def glue_bytes(session: Session, model: nn.Module, states: int) -> int:

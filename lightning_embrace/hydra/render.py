@@ -9,6 +9,7 @@ from rich.table import Table
 
 from lightning_embrace.hydra.plan import Budget, Plan, Planned, UnitCost
 from lightning_embrace.hydra.sizes import human
+from lightning_embrace.hydra.traffic import traffic
 from lightning_embrace.plan import console_beside
 
 
@@ -24,7 +25,7 @@ def render_plan(units: Sequence[UnitCost], plan: Plan, budget: Budget, notes: Se
     Returns:
         The table; ``rich.print`` shows it.
     """
-    read, written = traffic(units, plan)
+    read, written = traffic(units, plan, budget.spilled_gradients)
     captions = [
         f"device {human(plan.device_bytes)} of {human(budget.device)}: {human(budget.glue)} outside of blocks,"
         f" {human(budget.working)} activations, {plan.slots} × {human(plan.slot_bytes)} for shards",
@@ -73,13 +74,6 @@ def show(planned: Planned, second_pass: str | None, bar: Any = None) -> None:
         if second_pass is not None:
             when = f"shards are stepped in a second pass: {second_pass}"
         console.print(render_plan(planned.units, planned.plan, planned.budget, [when]))
-
-
-def traffic(units: Sequence[UnitCost], plan: Plan) -> tuple[int, int]:
-    """Bytes that a step reads from the store and writes to it, if every shard is visited once forward and once back."""
-    spilled = [u for u, place in zip(units, plan.places) if place != "device"]
-    read = sum(2 * u.weights + u.states for u in spilled)
-    return read, sum((u.weights if u.gradients else 0) + u.states for u in spilled)
 
 
 def _rows(plan: Plan) -> list[tuple[str, tuple[int, ...]]]:

@@ -135,13 +135,14 @@ class Session:
         unit = self._unit_of.get(id(parameter))
         if unit is None or unit.place == "device":
             return None
-        memory = self.read_section(unit, "weights")
         index = next(i for i, p in enumerate(unit.parameters) if p is parameter)
-        return unit.weights.views(memory)[index].clone()
+        with torch.inference_mode(False), torch.no_grad():
+            return unit.weights.views(self.read_section(unit, "weights"))[index].clone()
 
     def read_section(self, unit: Unit, section: str) -> Tensor:
         """``"weights"`` or ``"states"`` of a unit that is in the store, in host memory."""
-        memory = allocate(getattr(unit, section).nbytes)
+        with torch.inference_mode(False):  # where somebody looks during validation
+            memory = allocate(getattr(unit, section).nbytes)
         if memory.numel():
             self.transfer.wait_for(lambda: unit.read(section, memory))
         return memory

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
+from lightning_embrace.checkpoint.agreement import CheckpointError
 from lightning_embrace.hydra.config import Blocks, HydraConfig
 from lightning_embrace.hydra.constants import Constants
 from lightning_embrace.hydra.ledger import Ledger
 from lightning_embrace.hydra.partition import divide
 from lightning_embrace.hydra.pilot import Pilot
 from lightning_embrace.hydra.plan import Planned, make_plan
-from lightning_embrace.hydra.planning import budget_of, costs, default_sizes, glue_bytes, tensor_bytes
+from lightning_embrace.hydra.planning import budget_of, costs, default_sizes, glue_bytes, glue_room, tensor_bytes
 from lightning_embrace.hydra.precision import SpilledPrecision
 from lightning_embrace.hydra.refusals import check_callbacks, check_model, check_optimizers
 from lightning_embrace.hydra.render import show
@@ -135,7 +136,8 @@ class HydraMixin(_Base):
         sizes = self._sizes = default_sizes(self.config, self.root_device)
         ledgers = {tier: Ledger(tier, size) for tier, size in zip(("device", "host"), sizes)}
         store = Store(self.root_device, ledgers["host"], self.config.disk)
-        return Session(divide(model, self.config.blocks), self.root_device, ledgers, store, self.config.prefetch)
+        parts = divide(model, self.config.blocks, glue_room(sizes[0]))
+        return Session(parts, self.root_device, ledgers, store, self.config.prefetch)
 
     def _take_optimizer(self, session: Session, trainer: Any) -> None:
         optimizer = check_optimizers(self.optimizers, self.namespace)
@@ -189,6 +191,19 @@ class HydraMixin(_Base):
         super().load_optimizer_state_dict(checkpoint)
         if self._stepper is not None:
             self._stepper.adopt()
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Saves, unless a step was interrupted between its first and its last shard.
+
+        Raises:
+            CheckpointError: It was: some parameters have made the step, and others have not.
+        """
+        if self._stepper is not None and self._stepper.torn:
+            raise CheckpointError(
+                f"HydraStrategy: {filepath} is not written. An optimizer step was interrupted after some blocks and"
+                " before others, and a file with such parameters would look like any other. Go on from the last one."
+            )
+        super().save_checkpoint(checkpoint, filepath, storage_options)
 
     # ---- steps -----------------------------------------------------------------------------------------------------
 

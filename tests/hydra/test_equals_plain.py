@@ -60,6 +60,8 @@ CASES = {
     "spectral norm": Case(partial(zoo.Stack, make=zoo.spectral_norm)),
     "structured": Case(zoo.Structured),
     "transformer": Case(zoo.Seq2Seq, "100KiB", zoo.sentences),
+    "large head": Case(zoo.Language, "200KiB", zoo.sentences),
+    "large head, tied": Case(partial(zoo.Language, tied=True), "170KiB", zoo.sentences),
     "momentum": Case(stack(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True)),
     "adamw": Case(stack(torch.optim.AdamW, lr=0.01), "120KiB"),
     "amsgrad": Case(stack(torch.optim.Adam, lr=0.01, amsgrad=True), "150KiB"),

@@ -71,6 +71,17 @@ def test_every_parameter_is_somewhere_once() -> None:
         assert inside | set(outside) == {id(p) for p in model.parameters()}
 
 
+def test_large_layers_outside_of_lists() -> None:
+    """Where there is no room for them, they are blocks too, the largest first, in the order of the model."""
+    layers = [f"blocks.{i}" for i in range(4)]
+    both = 2 * 4 * (300 * 24 + 300 + 300 * 24)  # with gradients
+    for room, expected in ((both, layers), (both - 1, [*layers, "head"]), (0, ["words", *layers, "head"])):
+        assert [b.name for b in divide(zoo.Language(), "auto", room).blocks] == expected
+    tied = divide(zoo.Language(tied=True), "auto", 0)
+    assert [b.name for b in tied.blocks] == ["words", *layers, "head"]
+    assert tied.units == ((0, 5), (1,), (2,), (3,), (4,)) and tied.glue == ()
+
+
 def test_no_lists() -> None:
     parts = divide(nn.Linear(2, 2))
     assert parts.blocks == () and len(parts.glue) == 2

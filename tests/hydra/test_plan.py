@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lightning_embrace.hydra.plan import Budget, DoesNotFitError, UnitCost, make_plan
-from lightning_embrace.hydra.render import traffic
+from lightning_embrace.hydra.traffic import traffic
 
 UNITS = [UnitCost(f"blocks.{i}", 100, 100, 200, activations=50, inputs=10, calls=1) for i in range(5)]
 BUDGET = Budget(device=3000, host=10_000, disk=False, glue=100, working=100, prefetch=True, spilled_gradients=False)
@@ -74,6 +74,9 @@ def test_a_host_that_is_too_small() -> None:
 
 
 def test_traffic() -> None:
-    """Weights are read twice and written once, states once each."""
+    """The first two and the last two are in the slots when they are needed again; each has its states read once."""
     plan = make_plan(UNITS, replace(BUDGET, device=1000))
-    assert traffic(UNITS, plan) == (5 * (2 * 100 + 200), 5 * (100 + 200))
+    assert len(plan.shards) == 5 and plan.slots == 2
+    assert traffic(UNITS, plan, second_pass=False) == (5 * 200 + (10 - 2 - 2) * 100, 5 * (100 + 200))
+    read, written = traffic(UNITS, plan, second_pass=True)
+    assert (read, written) == (5 * 300 + (15 - 2 - 2) * 100, 5 * (100 + 200 + 100))

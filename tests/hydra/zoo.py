@@ -233,6 +233,24 @@ class Seq2Seq(Base):
         return nn.functional.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
 
 
+class Language(Base):
+    """Its embedding and its head are larger than its blocks."""
+
+    def __init__(self, optimizer: Callable[[Any], Any] = sgd, tied: bool = False) -> None:
+        super().__init__(optimizer)
+        self.words = nn.Embedding(300, WIDTH)
+        self.blocks = nn.ModuleList(feed_forward() for _ in range(4))
+        self.head = nn.Linear(WIDTH, 300)
+        if tied:
+            self.head.weight = self.words.weight
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        h = self.words(x)
+        for block in self.blocks:
+            h = h + block(h)
+        return nn.functional.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
+
+
 class Manual(Stack):
     """Steps by hand."""
 
