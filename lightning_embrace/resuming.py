@@ -160,7 +160,7 @@ class ResumingMixin(DistributedMixin):
             iter(fit_loop._data_fetcher)
         if iterates_again(fit_loop):
             self._draw_on()
-        if is_after_validation(fit_loop) and self._loaded:
+        if self._loaded and is_after_validation(fit_loop) and fit_loop._data_fetcher.length is None:
             # of a stream Lightning has fetched a batch already, and will not train on it
             fit_loop._combined_loader._load_state_dicts(self._loaded)
         return self._loaded if fit_loop.restarting else None

@@ -201,9 +201,10 @@ def run(
 
 
 def saved(way: Way | str, world_size: int, folder: str, **arguments: Any) -> Result:
-    """All epochs, with checkpoints after every second step, and after every epoch."""
+    """All epochs, with checkpoints after every second step, and after every epoch or in its validation."""
     by_step = ModelCheckpoint(folder, "{step}", every_n_train_steps=2, save_top_k=-1)
-    by_epoch = ModelCheckpoint(folder, "after-{epoch}", every_n_epochs=1, save_top_k=-1)
+    in_validation = isinstance(way, Way) and way.validates
+    by_epoch = ModelCheckpoint(folder, "after-{epoch}", save_top_k=-1, save_on_train_epoch_end=not in_validation)
     return run(way, world_size, callbacks=(by_step, by_epoch), **arguments)
 
 

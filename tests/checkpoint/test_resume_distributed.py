@@ -131,8 +131,9 @@ def test_saved_with_the_last_batch_of_an_epoch(ranks, whole, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_saved_in_validation(ranks, whole, kind):
-    """At the end of an epoch, where `ModelCheckpoint` saves by default: Lightning ends that epoch then."""
-    way = Way(kind, schedule="fifo", validates=True)
+    """At the end of an epoch: Lightning ends that epoch then, and makes another iterator for the next."""
+    # torchdata draws a seed for the iterator of a stream that has ended, and another one for the next
+    way = Way(kind, schedule="fifo", draws=kind != "stream", validates=True)
     results, folder = whole(way)
     for rank, ours in enumerate(ranks(2).run(run, way, 2, str(folder / "after-epoch=0.ckpt"))):
         assert len(ours.losses) == (EPOCHS - 1) * STEPS
