@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from lightning_embrace.checkpoint.full import FullSave
+from lightning_embrace.config import EmbRaceConfig
 from lightning_embrace.copies import Copy, agree_on_copies
 from lightning_embrace.mixin import Base
 from lightning_embrace.model_summary import WholeSizes
@@ -36,6 +37,7 @@ class CallbacksMixin(Base):
     """Lays what they need over the callbacks of a Trainer while tables are sharded."""
 
     namespace: ClassVar[Namespace]
+    config: EmbRaceConfig
     _save: FullSave | None
     _overlay: Overlay | None = None
     _copies: Sequence[Copy] = ()
@@ -62,7 +64,8 @@ class CallbacksMixin(Base):
             for hook in _READING[name]:
                 if not self._overrides(callback, name, hook):
                     _lay(overlay, callback, hook, partial(_reading, session))
-            _lay(overlay, callback, _SAVING[name], partial(self._whole, copies))
+            if self.config.state_dict_type == "full":
+                _lay(overlay, callback, _SAVING[name], partial(self._whole, copies))
         for callback in trainer.callbacks:
             if self._is_a(callback, "ModelPruning"):
                 _lay(overlay, callback, "on_save_checkpoint", _with_gathered_state)

@@ -1,18 +1,26 @@
-"""``python -m lightning_embrace``: LightningCLI with the strategies registered, and with the dry run ``plan``."""
+"""``python -m lightning_embrace``: LightningCLI with the strategies registered; ``plan``, and ``consolidate``."""
 
 from __future__ import annotations
 
+import argparse
+import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningCLI
 from rich.console import Console
 
+from lightning_embrace.checkpoint.agreement import CheckpointError
+from lightning_embrace.checkpoint.consolidate import consolidate
 from lightning_embrace.dryrun import plan_of
 from lightning_embrace.hydra.dryrun import planned_of
 from lightning_embrace.hydra.render import render_plan
 from lightning_embrace.hydra.strategy import HydraMixin
+
+_PROGRAM = "python -m lightning_embrace"
 
 
 class PlanningTrainer(Trainer):
@@ -47,15 +55,44 @@ class PlanningCLI(LightningCLI):
             super().instantiate_classes()
 
 
+def consolidate_from(arguments: Sequence[str]) -> None:
+    """``consolidate DIR FILE``: makes one file of a sharded checkpoint.
+
+    Args:
+        arguments: What follows ``consolidate`` on the command line.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"{_PROGRAM} consolidate",
+        description="Makes one file of a sharded checkpoint, in ddp's layout. Takes memory for the whole.",
+    )
+    parser.add_argument("folder", metavar="DIR", type=Path, help="what state_dict_type='sharded', or FSDP, has written")
+    parser.add_argument("file", metavar="FILE", type=Path, help="the file to write; it must not exist")
+    parser.add_argument(
+        "--trusted",
+        action="store_true",
+        help="read objects of any class, such as hyperparameters of your own: this can run code that is in the folder",
+    )
+    given = parser.parse_args(arguments)
+    try:
+        consolidate(given.folder, given.file, weights_only=not given.trusted)
+    except (CheckpointError, OSError) as error:
+        parser.exit(1, f"{parser.prog}: {error}\n")
+    print(f"{given.file} is written.")
+
+
 def main() -> None:
-    """Runs ``fit``, ``validate``, ``test``, ``predict`` or ``plan`` from a config or flags.
+    """Runs ``fit``, ``validate``, ``test``, ``predict`` or ``plan`` from a config or flags, or ``consolidate``.
 
     The model is any LightningModule by its class path. So are the data; a model may bring its own loaders instead.
     """
+    if sys.argv[1:2] == ["consolidate"]:
+        consolidate_from(sys.argv[2:])
+        return
     PlanningCLI(
         trainer_class=PlanningTrainer,
         parser_kwargs={
-            "prog": "python -m lightning_embrace",
-            "description": "Trains a LightningModule; the strategies embrace* are registered.",
+            "prog": _PROGRAM,
+            "description": "Trains a LightningModule; the strategies embrace* are registered. `consolidate DIR FILE`,"
+            " which is not listed here, makes one file of a sharded checkpoint.",
         },
     )

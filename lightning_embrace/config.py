@@ -20,6 +20,7 @@ StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
 Lookahead = Literal["auto", "off"] | Callable[[Any], Mapping[str, Tensor]]
 UnevenLoaders = Literal["stop", "raise"]
 Communication = Literal["torch", "horovod"]
+StateDictType = Literal["full", "sharded"]
 
 _WIRE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -43,6 +44,7 @@ class EmbRaceConfig:
     chunk_bytes: int | None
     trace: str | None
     communication: Communication = "torch"
+    state_dict_type: StateDictType = "full"
 
     @classmethod
     def checked(
@@ -58,6 +60,7 @@ class EmbRaceConfig:
         chunk_bytes: int | None,
         trace: str | Path | None,
         communication: str = "torch",
+        state_dict_type: str = "full",
     ) -> EmbRaceConfig:
         """Validates the arguments as a user writes them."""
         if isinstance(tables, str):
@@ -70,6 +73,7 @@ class EmbRaceConfig:
         _check("schedule", schedule, get_args(Name))
         _check("wire_dtype", wire_dtype, (None, *_WIRE_DTYPES))
         _check("communication", communication, get_args(Communication))
+        _check("state_dict_type", state_dict_type, get_args(StateDictType))
         _check("start_method", start_method, get_args(StartMethod))
         for backend in (process_group_backend or "gloo").split(","):  # "gloo" or "cpu:gloo,cuda:nccl"
             if backend.split(":")[-1] not in dist.Backend.backend_list:
@@ -95,6 +99,7 @@ class EmbRaceConfig:
             chunk_bytes=chunk_bytes,
             trace=None if trace is None else str(trace),
             communication=communication,  # type: ignore[arg-type]
+            state_dict_type=state_dict_type,  # type: ignore[arg-type]
         )
 
 

@@ -209,6 +209,15 @@ class DistributedMixin(Base):
             dist.broadcast_object_list(held, src)
         return held[0]
 
+    def _gather_objects(self, own: Any, /) -> list[Any]:
+        """Gives every rank's object to all, by rank."""
+        if self.world_size == 1:
+            return [own]
+        everybodys: list[Any] = [None] * self.world_size
+        with self._naming(f"gathering of {type(own).__name__}"):
+            dist.all_gather_object(everybodys, own)
+        return everybodys
+
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduces a tensor over all ranks; anything else is returned as it is.
 

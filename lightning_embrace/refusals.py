@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from lightning_embrace.checkpoint.atomic import local_path
+from lightning_embrace.checkpoint.io import plain_ios
 from lightning_embrace.namespaces import Namespace
 from lightning_embrace.tables.find import TableSpec
 from lightning_embrace.tables.modules import is_sharded
@@ -47,6 +49,33 @@ def check_trainer(trainer: Any, precision_plugin: Any, namespace: Namespace) -> 
             f"{type(precision_plugin).__name__}(scaler=...) is a {type(scaler).__name__}, of which the ranks could not"
             " agree on an overflow. Give a torch.amp.GradScaler, or use precision='bf16-mixed'."
         )
+
+
+def check_folders(checkpoint_io: Any, paths: Sequence[Any], namespace: Namespace) -> None:
+    """Refuses sharded checkpoints where no folder can be written.
+
+    Args:
+        checkpoint_io: The strategy's.
+        paths: Where checkpoints go, as far as it is known.
+        namespace: Of Lightning.
+
+    Raises:
+        MisconfigurationException: A plugin is to write them, or they do not go to a local file system.
+    """
+    error = namespace.get_fabric("utilities.exceptions.MisconfigurationException")
+    if type(checkpoint_io) not in plain_ios(namespace):
+        raise error(
+            f"EmbRaceStrategy(state_dict_type='sharded') and the plugin {type(checkpoint_io).__name__}: a sharded"
+            " checkpoint is written by torch.distributed.checkpoint, not by a CheckpointIO. Leave the plugin out, or"
+            " set state_dict_type='full'."
+        )
+    for path in paths:
+        if path is not None and local_path(path) is None:
+            raise error(
+                f"EmbRaceStrategy(state_dict_type='sharded') writes folders to a file system that all ranks see, and"
+                f" {str(path)!r} is not on one. Give ModelCheckpoint(dirpath=...) a path, or set"
+                " state_dict_type='full'."
+            )
 
 
 def check_callbacks_anywhere(callbacks: Sequence[Any], namespace: Namespace) -> None:

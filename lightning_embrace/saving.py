@@ -6,24 +6,26 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
 
-import torch.distributed as dist
 from torch.optim import Optimizer
 
 from lightning_embrace.checkpoint.agreement import read_nothing, read_together, write_together
 from lightning_embrace.checkpoint.damage import check_content, check_file, check_kind
+from lightning_embrace.checkpoint.fitting import check_fits
 from lightning_embrace.checkpoint.io import plain_ios
+from lightning_embrace.checkpoint.layout import joined
 from lightning_embrace.checkpoint.mapped import load_mapped
 from lightning_embrace.checkpoint.optimizer_state import shard_optimizer_state
 from lightning_embrace.comm.connect import Connection
-from lightning_embrace.full_saving import FullSavingMixin
 from lightning_embrace.session import Session
+from lightning_embrace.sharded_saving import ShardedSavingMixin
 from lightning_embrace.tables.modules import handle_of, is_sharded
 
 
-class SavingMixin(FullSavingMixin):
+class SavingMixin(ShardedSavingMixin):
     """State dicts and checkpoint files of a strategy."""
 
     _session: Session | None
@@ -57,6 +59,8 @@ class SavingMixin(FullSavingMixin):
         if self._connection is not None:
             self._connection.agreed_on_start = True
         path = str(checkpoint_path)
+        if Path(path).is_dir():
+            read_together(self._gather_words, path, partial(self._check_folder, Path(path)))
         return read_together(self._gather_words, path, partial(self._read, path, options))
 
     def _resume_from_nothing(self) -> None:
@@ -71,8 +75,11 @@ class SavingMixin(FullSavingMixin):
 
         Of tables that are sharded already each rank reads its columns, when they are loaded.
         """
-        number = check_file(path, self.local_rank, len(self.parallel_devices or (0,)))
         assert self.lightning_module is not None
+        if Path(path).is_dir():
+            content = self._read_folder(Path(path), options.get("weights_only"))
+            return content, check_content(content)
+        number = check_file(path, self.local_rank, len(self.parallel_devices or (0,)))
         handles = [handle for module in self.lightning_module.modules() if (handle := handle_of(module)) is not None]
         shapes = {(h.table.rows, h.table.columns) for h in handles}
         plain = type(self.checkpoint_io) in plain_ios(self.namespace)
@@ -82,7 +89,8 @@ class SavingMixin(FullSavingMixin):
             content = load_mapped(path, shapes, options.get("weights_only"))
         else:
             content = super().load_checkpoint(path, **options)
-        return content, number ^ check_content(content)
+        number ^= check_content(content)
+        return joined({}, content), number
 
     def _gather_words(self, words: list[int | str], what: str) -> list[list[Any]]:
         """Tells every rank a few words, however long a disk takes. Collective while the Trainer runs."""
@@ -91,9 +99,15 @@ class SavingMixin(FullSavingMixin):
         self._before_collective()
         return self._connection.gather_words(words, what)
 
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Loads weights, each rank its columns; of another model, none."""
+        assert self.lightning_module is not None
+        check_fits(self.lightning_module, checkpoint["state_dict"], strict)
+        super().load_model_state_dict(checkpoint, strict=strict)
+
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Loads full optimizer states, each rank its columns."""
-        states = checkpoint["optimizer_states"]
+        states = self._read_optimizer_states(checkpoint["optimizer_states"])
         if self._session is not None:
             tables = self._session.tables
             states = [shard_optimizer_state(tables, o, s) for o, s in zip(self.optimizers, states)]
@@ -101,19 +115,13 @@ class SavingMixin(FullSavingMixin):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Writes the file from rank 0, and waits for it however long that takes. Collective."""
-        write = partial(super().save_checkpoint, checkpoint, filepath, storage_options=storage_options)
-        last = self._checkpoints[-1] if self._checkpoints else None
-        write_together(self._words, str(filepath), write, last)
+        if self._saves_folders:
+            self._save_folder(checkpoint, filepath, storage_options)
+        else:
+            write = partial(super().save_checkpoint, checkpoint, filepath, storage_options=storage_options)
+            last = self._checkpoints[-1] if self._checkpoints else None
+            write_together(self._words, str(filepath), write, last)
         self._checkpoints.append(str(filepath))
-
-    def _words(self, words: list[int | str], what: str) -> list[list[Any]]:
-        """Tells every rank a few words. Between runs there is only Lightning's group for it."""
-        if self._connection is not None:
-            return self._gather_words(words, what)
-        everybodys: list[Any] = [words] * self.world_size
-        if self.world_size > 1:
-            dist.all_gather_object(everybodys, words)
-        return everybodys
 
     def remove_checkpoint(self, filepath: Any) -> None:
         """Removes the file on rank 0."""

@@ -28,9 +28,8 @@ from lightning_embrace.tables.table import ShardedTable
 
 #: the cure where whole tables do not fit
 SAVE_SHARDS = (
-    "Save the columns that each rank has: call `torch.distributed.checkpoint.save(module.state_dict(),"
-    " checkpoint_id=folder)` on every rank, in `on_train_epoch_end` say, and load them into the same state dict with"
-    " `torch.distributed.checkpoint.load`; and set Trainer(enable_checkpointing=False). Optimizer states are not in it."
+    "Save the columns that each rank has: EmbRaceStrategy(state_dict_type='sharded') writes a folder to which every"
+    " rank writes its part, and which any number of ranks loads."
 )
 
 

@@ -17,7 +17,15 @@ from lightning_embrace.announce import AnnouncingMixin
 from lightning_embrace.comm.connect import Connection
 from lightning_embrace.comm.serve import RowService
 from lightning_embrace.comm.traffic import Traffic
-from lightning_embrace.config import Communication, EmbRaceConfig, Lookahead, StartMethod, UnevenLoaders, WireDtype
+from lightning_embrace.config import (
+    Communication,
+    EmbRaceConfig,
+    Lookahead,
+    StartMethod,
+    StateDictType,
+    UnevenLoaders,
+    WireDtype,
+)
 from lightning_embrace.failing import FailingMixin
 from lightning_embrace.launch import register_by_start_method
 from lightning_embrace.lookahead.ahead import Lookahead as Ahead
@@ -55,6 +63,7 @@ class EmbRaceMixin(StoppingMixin, ResumingMixin, SavingMixin, AnnouncingMixin, F
         lookahead: Lookahead = "auto",
         wire_dtype: WireDtype | None = None,
         communication: Communication = "torch",
+        state_dict_type: StateDictType = "full",
         uneven_loaders: UnevenLoaders = "stop",
         chunk_bytes: int | None = None,
         trace: str | Path | None = None,
@@ -87,6 +96,7 @@ class EmbRaceMixin(StoppingMixin, ResumingMixin, SavingMixin, AnnouncingMixin, F
             chunk_bytes,
             trace,
             communication,
+            state_dict_type,
         )
         self._take_horovod()
         #: payload that this rank has put on the wire; kept from one fit to the next
@@ -336,6 +346,9 @@ class EmbRaceStrategy(EmbRaceMixin, ParallelStrategy):
             ``"bf16"``: ``"fp16"`` has more digits, but gradients below 6e-8 vanish in it and above 65504 overflow.
         communication: What carries the exchanges: ``"torch"`` (gloo, nccl) or ``"horovod"``, which must have been built
             for the installed torch; Lightning and torchmetrics communicate with torch in any case.
+        state_dict_type: What ``ModelCheckpoint`` and ``Trainer.save_checkpoint`` write: ``"full"``: one file with whole
+            tables, as ``ddp`` writes it; ``"sharded"``: a folder to which every rank writes its part, so that no rank
+            needs room for a whole table. Either is loaded whatever is set, by any number of ranks.
         uneven_loaders: Where the ranks' training loaders have unequal numbers of batches: ``"stop"``: all end where the
             first one does, with a warning; ``"raise"``.
         chunk_bytes: How much of a dense block's gradient travels at once; urgent exchanges come in between. ``None``:

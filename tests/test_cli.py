@@ -57,6 +57,7 @@ def test_every_argument(tmp_path: Path) -> None:
             "process_group_backend": "gloo",
             "timeout": "0:10:00",
             "start_method": "spawn",
+            "state_dict_type": "sharded",
             "cluster_environment": {"class_path": "lightning.pytorch.plugins.environments.LightningEnvironment"},
         },
         "--trainer.strategy.wire_dtype=fp16",
@@ -68,6 +69,7 @@ def test_every_argument(tmp_path: Path) -> None:
     assert (config.schedule, config.wire_dtype, config.start_method) == ("fifo", torch.float16, "spawn")
     assert (config.lookahead, config.uneven_loaders) == (foresee, "raise")
     assert (config.chunk_bytes, config.trace) == (1000, "trace.json")
+    assert config.state_dict_type == "sharded"
     assert (config.process_group_backend, config.timeout) == ("gloo", timedelta(minutes=10))
 
 
@@ -86,8 +88,7 @@ def test_names(tmp_path: Path) -> None:
         ({"lookahead": 3}, "Literal['auto', 'off']"),
         ({"uneven_loaders": "wait"}, "Literal['stop', 'raise']"),
         ({"communication": "mpi"}, "Literal['torch', 'horovod']"),
-        # what has not landed yet
-        ({"state_dict_type": "full"}, "'state_dict_type' is not accepted"),
+        ({"state_dict_type": "local"}, "Literal['full', 'sharded']"),
     ],
     ids=str,
 )
