@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -66,11 +66,11 @@ class States:
             if not _shares(state, view) and not _shares(state, nothing):
                 view.copy_(state.data)
 
-    def restore(self, memory: Tensor, device: torch.device) -> None:
+    def restore(self, memory: Tensor, make: Callable[[Tensor], Tensor]) -> None:
         """See :class:`~lightning_embrace.hydra.unit.KeepsStates`."""
         for state, nothing, view in self._existing(memory):
             if _shares(state, nothing):
-                state.data = view.to(device, copy=True)
+                state.data = make(view)
 
     def copies(self, memory: Tensor) -> Iterator[tuple[int, Tensor]]:
         """By ``id`` of the states that are away, their numbers, from memory that holds the section."""

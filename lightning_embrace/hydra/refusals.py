@@ -29,6 +29,11 @@ def check_model(model: nn.Module, namespace: Namespace) -> None:
                 " model anew and take one: strategy='embrace' for large embeddings on several devices, strategy='hydra'"
                 " for a model that does not fit one."
             )
+        if module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
+            raise error(
+                f"HydraStrategy: {name!r} is compiled, and compiled code would not see that parameters come"
+                " and go. Leave torch.compile away."
+            )
     if getattr(model, "_compiler_ctx", None) is not None:
         raise error(
             "HydraStrategy: the LightningModule is compiled, and a compiled step would not see that parameters come and"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from lightning_embrace.hydra.building import into_memory, mapped_copy
 from lightning_embrace.hydra.layout import allocate, copy_all
 from lightning_embrace.hydra.ledger import Ledger
 from lightning_embrace.hydra.order import Order
@@ -20,6 +22,7 @@ from lightning_embrace.hydra.store import Store
 from lightning_embrace.hydra.tape import Block, Call
 from lightning_embrace.hydra.transfer import Transfer
 from lightning_embrace.hydra.unit import Unit
+from lightning_embrace.memory import UNKNOWN, available_bytes
 from lightning_embrace.overlay import Overlay
 
 #: a shard, and whether its states are needed as well
@@ -95,6 +98,9 @@ class Session:
         order = {"disk": 0, "host": 1, "device": 2}  # room is made before it is taken
         for unit, place in sorted(zip(self.units, plan.places), key=lambda pair: order[pair[1]]):
             unit.take_place(place, self.store)
+        staying = [p for unit in self.units if unit.place == "device" for p in unit.parameters]
+        for parameter in (*staying, *self.partition.glue):
+            into_memory(parameter)
         self.shards = [Shard(n, [self.units[i] for i in indices]) for n, indices in enumerate(plan.shards)]
         self._shard_of = {unit: shard for shard in self.shards for unit in shard.units}
         self._orders.clear()
@@ -117,11 +123,18 @@ class Session:
         try:
             self._close_transfer()
         finally:
-            host = torch.device("cpu")
+            make = self._ordinary()
             for unit in self.units:
-                unit.take_place("device", self.store, host)
+                unit.take_place("device", self.store, make)
                 unit.forget_gradients()
             self.store.close()
+
+    def _ordinary(self) -> Callable[[Tensor], Tensor]:
+        """What makes ordinary tensors in host memory, or in mapped files where they do not fit there."""
+        need = sum(u.weights.nbytes + u.states.nbytes for u in self.units if u.place != "device")
+        if self.store.folder is None or need < available_bytes() or available_bytes() == UNKNOWN:
+            return torch.clone
+        return partial(mapped_copy, folder=self.store.folder)
 
     def _close_transfer(self) -> None:
         if self._transfer is not None:

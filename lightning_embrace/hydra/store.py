@@ -76,6 +76,7 @@ class Store:
         self.traffic: Counter[str] = Counter()
         self._pin = device.type == "cuda"
         self._host = host
+        self.folder = folder
         self._file = None if folder is None else DiskFile(folder, self.traffic)
 
     @property

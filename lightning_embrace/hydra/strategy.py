@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,6 +12,7 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from lightning_embrace.checkpoint.agreement import CheckpointError
+from lightning_embrace.hydra.building import built_on_disk
 from lightning_embrace.hydra.config import Blocks, HydraConfig
 from lightning_embrace.hydra.constants import Constants
 from lightning_embrace.hydra.ledger import Ledger
@@ -108,6 +110,22 @@ class HydraMixin(_Base):
             )
 
     # ---- setting up and tearing down -------------------------------------------------------------------------------
+
+    @contextmanager
+    def tensor_init_context(self, empty_init: bool | None = None) -> Iterator[None]:
+        """Models are built in host memory: the device is too small for them."""
+        device, self._root_device = self._root_device, torch.device("cpu")
+        try:
+            with super().tensor_init_context(empty_init):
+                yield
+        finally:
+            self._root_device = device
+
+    @contextmanager
+    def model_sharded_context(self) -> Iterator[None]:
+        """Where there is a disk tier, what ``configure_model`` builds need not fit into host memory either."""
+        with super().model_sharded_context(), built_on_disk(self.config.disk) if self.config.disk else nullcontext():
+            yield
 
     def setup(self, trainer: Any) -> None:
         """Moves blocks to where they fit, and builds the optimizers."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from lightning_embrace.hydra.arguments import Packed, UnknownObject, pack
+from lightning_embrace.hydra.attributes import kept_with_graph, plain_attributes
 from lightning_embrace.hydra.autocast import Autocast, without_cache
 from lightning_embrace.hydra.buffers import Buffers
 from lightning_embrace.hydra.randomness import Randomness
@@ -61,6 +62,8 @@ class Block:
         self.run: Any = module._compiled_call_impl or module._call_impl
         self.parameters = tuple(module.parameters())
         self.buffers = Buffers(module)
+        #: whether its attributes were looked at
+        self.checked = False
         self.generators = [v for m in module.modules() for v in vars(m).values() if isinstance(v, torch.Generator)]
         # torch makes no node for a call none of whose inputs needs a gradient
         self.anchor = torch.zeros((), device=device, requires_grad=True)
@@ -89,6 +92,31 @@ class Block:
                 " or dataclasses (transformers: use_cache=False), or choose other blocks with"
                 " HydraStrategy(blocks=[...])."
             ) from None
+
+    def check_attributes(self, before: dict[str, Any]) -> None:
+        """Call after the first second run.
+
+        Args:
+            before: Its plain attributes before that.
+
+        Raises:
+            BlockError: It talks through attributes.
+        """
+        self.checked = True
+        kept = kept_with_graph(self.module)
+        if kept is not None:
+            raise BlockError(
+                f"HydraStrategy: block {self.name!r} keeps a tensor in its attribute `{kept}`. Whoever reads it outside"
+                " of the block has that of the first run, through which no gradient flows. Return it from forward, or"
+                " keep it detached."
+            )
+        now = plain_attributes(self.module)
+        changed = next((path for path, value in now.items() if before.get(path, value) != value), None)
+        if changed is not None:
+            raise BlockError(
+                f"HydraStrategy: block {self.name!r} changes its attribute `{changed}` whenever it runs, and in"
+                " training it runs twice a step. Make it a buffer (register_buffer), which is put back."
+            )
 
 
 class Call:
@@ -176,7 +204,10 @@ class Call:
                 inputs, made = self._held
             else:
                 inputs = _leaves(tensors)
+                before = None if block.checked else plain_attributes(block.module)
                 made = self._made(block.pack(self._again(inputs), "returns").tensors)
+                if before is not None:
+                    block.check_attributes(before)
             pairs = [(m, g) for m, g in zip(made, gradients) if g is not None and m.requires_grad]
             if pairs:
                 torch.autograd.backward([m for m, _ in pairs], [g for _, g in pairs])

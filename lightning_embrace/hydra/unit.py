@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -33,8 +33,8 @@ class KeepsStates(Protocol):
     def collect(self, memory: Tensor) -> None:
         """Copies the states that are ordinary tensors into memory that holds the section ``states``."""
 
-    def restore(self, memory: Tensor, device: torch.device) -> None:
-        """Makes the states ordinary tensors on a device."""
+    def restore(self, memory: Tensor, make: Callable[[Tensor], Tensor]) -> None:
+        """Makes the states ordinary tensors, each of them a copy that ``make`` makes of a view of memory."""
 
     def leave(self) -> None:
         """Makes the states NaN."""
@@ -72,13 +72,13 @@ class Unit:
         self.state_specs = tuple(specs)
         self.states = lay_out(Shape.of(self.parameters[s.parameter].data, s.dtype) for s in specs)
 
-    def take_place(self, place: Place, store: Store, device: torch.device | None = None) -> None:
+    def take_place(self, place: Place, store: Store, make: Callable[[Tensor], Tensor] | None = None) -> None:
         """Moves parameters, states and gradients for good.
 
         Args:
             place: Where to.
             store: Host memory and disk.
-            device: Where ordinary tensors are made if the place is the device; None: the unit's own.
+            make: Makes the tensors, if the place is the device, as copies; None: on the unit's own device.
         """
         if place == self.place:
             return
@@ -88,13 +88,13 @@ class Unit:
         self.close()
         self.place = place
         if place == "device":
-            device = device or self.device
+            make = make or self._copy
             for parameter, view in zip(self.parameters, self.weights.views(memory["weights"])):
-                parameter.data = view.to(device, copy=True)
+                parameter.data = make(view)
                 if parameter.grad is not None:
-                    parameter.grad = parameter.grad.to(device)
+                    parameter.grad = parameter.grad.to(parameter.device)
             if self.keeper is not None:
-                self.keeper.restore(memory["states"], device)
+                self.keeper.restore(memory["states"], make)
             return
         for name, values in memory.items():
             if values.numel():
@@ -104,6 +104,9 @@ class Unit:
         if self.keeper is not None:
             self.keeper.leave()
         self.store_gradients(store)
+
+    def _copy(self, view: Tensor) -> Tensor:
+        return view.to(self.device, copy=True)
 
     def _collect(self, memory: dict[str, Tensor]) -> None:
         if self.place == "device":

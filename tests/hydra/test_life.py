@@ -18,9 +18,12 @@ from torch.utils.data import DataLoader
 import lightning_embrace.pytorch_lightning
 from lightning_embrace import CheckpointError, HydraStrategy
 from lightning_embrace.hydra.plan import DoesNotFitError
+from lightning_embrace.hydra.refusals import check_model
 from lightning_embrace.hydra.tape import BlockError
 from lightning_embrace.hydra.traffic import traffic
 from lightning_embrace.hydra.trial import CoupledOptimizerError
+from lightning_embrace.namespaces import LIGHTNING
+from lightning_embrace.tables.modules import ShardedEmbedding
 from tests.hydra import zoo
 from tests.hydra.runs import QUIET, assert_same, fit
 
@@ -236,6 +239,18 @@ def test_refused(make: Any, arguments: dict[str, Any], error: type[Exception], m
         Trainer(**QUIET, strategy=HydraStrategy(**arguments)).fit(model, DataLoader(zoo.batches(2), batch_size=None))
     for key, value in model.state_dict().items():
         assert torch.equal(value, before[key])
+
+
+def test_what_embrace_has_sharded_or_torch_compiled() -> None:
+    sharded, compiled = nn.Embedding(3, 2), zoo.Stack()
+    sharded.__class__ = ShardedEmbedding
+    compiled.blocks[2]._compiled_call_impl = print  # what compile() sets
+    for module, match in (
+        (nn.Sequential(sharded), "'0' is sharded by EmbRaceStrategy"),
+        (compiled, r"'blocks\.2' is compiled"),
+    ):
+        with pytest.raises(MisconfigurationException, match=match):
+            check_model(module, LIGHTNING)
 
 
 def test_averaging_callbacks_are_refused() -> None:

@@ -128,6 +128,37 @@ def test_refused(function: Any, arguments: Any, match: str) -> None:
         block_of(Body(function))(*arguments(torch.ones(1, 3)))
 
 
+def remember(module: Body, x: Tensor) -> Tensor:
+    module.seen = [linear(x, module)]
+    return module.seen[0]
+
+
+def remember_detached(module: Body, x: Tensor) -> Tensor:
+    made = linear(x, module)
+    module.seen = made.detach()
+    return made
+
+
+def count(module: Body, x: Tensor) -> Tensor:
+    module.calls = getattr(module, "calls", 0) + 1
+    return linear(x, module)
+
+
+@pytest.mark.parametrize(
+    ("function", "match"),
+    [(remember, "keeps a tensor in its attribute `seen`.*detached"), (count, "attribute `calls`.*register_buffer")],
+)
+def test_talking_through_attributes(function: Any, match: str) -> None:
+    """Seen in the first backward, before anything is stepped."""
+    made = block_of(Body(function))(torch.ones(1, 3))
+    with pytest.raises(BlockError, match=match):
+        made.sum().backward()
+
+
+def test_what_is_kept_detached() -> None:
+    block_of(Body(remember_detached))(torch.ones(1, 3)).sum().backward()
+
+
 def test_an_input_that_is_changed_afterwards() -> None:
     x = torch.ones(1, 3)
     made = block_of(Body(lambda m, x: linear(x, m)))(x)
