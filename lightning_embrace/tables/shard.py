@@ -11,7 +11,7 @@ from lightning_embrace.comm.base import Communicator
 from lightning_embrace.tables.table import ShardedTable
 
 #: rows travel in pieces of about this size, so that no second full table is ever needed
-_PIECE_BYTES = 32 << 20
+_PIECE_BYTES = 8 << 20
 
 
 def scatter_columns(comm: Communicator, table: ShardedTable, full_VD: Tensor) -> Tensor:
