@@ -21,7 +21,7 @@ class Buffers:
     def __init__(self, block: nn.Module) -> None:
         self._owners = [m for m in block.modules() if any(b is not None for b in m._buffers.values())]
         self._copies: dict[int, dict[str, Tensor]] = {}
-        self._seen: dict[int, dict[str, tuple[int, int]]] = {}
+        self._seen: dict[int, dict[str, tuple[Tensor, int]]] = {}
 
     @property
     def nbytes(self) -> int:
@@ -31,7 +31,7 @@ class Buffers:
     def before(self) -> None:
         """Call before the block runs."""
         for index, owner in enumerate(self._owners):
-            if self._seen.get(index) != _marks(owner):
+            if not _same(self._seen.get(index), _marks(owner)):
                 self._keep(index, owner)
 
     def after(self) -> dict[int, dict[str, Tensor]]:
@@ -42,7 +42,7 @@ class Buffers:
         """
         changed = {}
         for index, owner in enumerate(self._owners):
-            if self._seen[index] != _marks(owner):
+            if not _same(self._seen[index], _marks(owner)):
                 changed[index] = self._copies[index]
                 self._keep(index, owner)
         return changed
@@ -64,5 +64,11 @@ class Buffers:
         self._seen[index] = _marks(owner)
 
 
-def _marks(module: nn.Module) -> dict[str, tuple[int, int]]:
-    return {n: (id(b), b._version) for n, b in module._buffers.items() if b is not None}
+def _marks(module: nn.Module) -> dict[str, tuple[Tensor, int]]:
+    return {n: (b, b._version) for n, b in module._buffers.items() if b is not None}
+
+
+def _same(left: dict[str, tuple[Tensor, int]] | None, right: dict[str, tuple[Tensor, int]]) -> bool:
+    if left is None or left.keys() != right.keys():
+        return False
+    return all(left[n][0] is right[n][0] and left[n][1] == right[n][1] for n in right)
