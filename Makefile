@@ -106,6 +106,11 @@ faults: $(INSTALLED_HOROVOD)  ## Run each fault over Horovod twenty times; count
 	      count[substr($$0, RSTART + 1, 6) "  " name (name ~ /\[/ ? "]" : "")]++ } \
 	    END { for (test in count) print count[test], test | "sort -k 3" }' > docs/logs/horovod-faults.log
 
+.PHONY: campaign
+campaign: $(INSTALLED)  ## Kill ranks sixty times amid saving, loading and training; kept in docs/logs/checkpoint-faults.log
+	mkdir -p docs/logs
+	$(BIN)/python -m tests.faults.campaign --kills 60 $(ARGS) 2>&1 | tee docs/logs/checkpoint-faults.log
+
 .PHONY: test-peers
 test-peers: $(INSTALLED) peers  ## Run the tests of the benchmark's peers
 	$(BIN)/python -m pytest -m peers $(ARGS)

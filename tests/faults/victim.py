@@ -39,6 +39,12 @@ POINTS = (
     "loader",
     "validation",
     "train_end",
+    # of a run that goes on, see `goes_on`
+    "load",
+    "train",
+    "save",
+    "write",
+    "rename",
 )
 
 

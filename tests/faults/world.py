@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,7 +40,11 @@ class End(NamedTuple):
         return [line for line in self.output.splitlines() if line.lstrip("[").startswith("lightning_embrace]")]
 
 
-def _rank_main(rank: int, world_size: int, port: int, output: str, function: Callable[[], None]) -> None:
+def _rank_main(
+    rank: int, world_size: int, port: int, output: str, function: Callable[[], None], own_session: bool
+) -> None:
+    if own_session:
+        os.setsid()
     with open(output, "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -58,13 +62,14 @@ class World:
         folder: Where their output goes.
         world_size: N.
         function: What each of them runs, with ``LOCAL_RANK`` and the like in its environment.
+        own_session: Each has a session of its own, by which its descendants are known: see :func:`in_sessions`.
     """
 
-    def __init__(self, folder: Path, world_size: int, function: Callable[[], None]) -> None:
+    def __init__(self, folder: Path, world_size: int, function: Callable[[], None], own_session: bool = False) -> None:
         port = free_port()
         self.outputs = [folder / f"rank-{r}" for r in range(world_size)]
         self.processes = [
-            _CONTEXT.Process(target=_rank_main, args=(r, world_size, port, str(self.outputs[r]), function))
+            _CONTEXT.Process(target=_rank_main, args=(r, world_size, port, str(self.outputs[r]), function, own_session))
             for r in range(world_size)
         ]
         for process in self.processes:
@@ -133,15 +138,8 @@ class Script:
         return End(self.process.returncode, self.output.read_text(errors="replace"))
 
     def left(self) -> list[int]:
-        """Processes of its session that still run; a zombie does not."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with contextlib.suppress(OSError):
-                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                    if int(fields[3]) == self.process.pid and fields[0] != "Z":
-                        found.append(int(entry.name))
-        return found
+        """Processes of its session that still run."""
+        return in_sessions([self.process.pid])
 
     def clear(self) -> None:
         """Leaves nothing behind."""
@@ -149,3 +147,15 @@ class Script:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
+
+
+def in_sessions(leaders: Sequence[int | None]) -> list[int]:
+    """Processes of some sessions that still run; a zombie does not."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[3]) in leaders and fields[0] != "Z":
+                    found.append(int(entry.name))
+    return found
