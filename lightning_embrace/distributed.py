@@ -20,6 +20,7 @@ from lightning_embrace.comm.connect import Connection
 from lightning_embrace.comm.horovod_install import HorovodUnavailableError, load_horovod
 from lightning_embrace.comm.torch_backend import ExchangeError
 from lightning_embrace.config import EmbRaceConfig
+from lightning_embrace.elastic import attempt, store_of
 from lightning_embrace.horovodrun import devices_of, environment_class, nodes_of
 from lightning_embrace.launch import make_launcher
 from lightning_embrace.mixin import Base
@@ -145,11 +146,13 @@ class DistributedMixin(Base):
 
     def _join_default_group(self) -> None:
         assert self.cluster_environment is not None
-        os.environ["MASTER_ADDR"] = self.cluster_environment.main_address
-        os.environ["MASTER_PORT"] = str(self.cluster_environment.main_port)
+        address, port = self.cluster_environment.main_address, self.cluster_environment.main_port
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
+        name = attempt(os.environ)
         try:
             dist.init_process_group(
                 self.process_group_backend,
+                store=None if name is None else store_of(name, address, port, self.world_size, self.config.timeout),
                 rank=self.global_rank,
                 world_size=self.world_size,
                 timeout=self.config.timeout,
