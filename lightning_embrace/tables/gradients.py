@@ -1,4 +1,4 @@
-"""The gradient exchange that closes a backward pass: AlltoAll (2) of the paper's section 4.1.
+"""The exchange of gradients that a backward pass has brought: AlltoAll (2) of the paper's section 4.1.
 
 Every rank sends the gradient rows it collected, column by column, to the owners. Ids do not travel again: an owner
 knows what each rank asked of it, in which order. Rows that nobody looks up in the next step may travel later.
@@ -21,7 +21,7 @@ from lightning_embrace.tables.table import ShardedTable
 
 
 class _Field(NamedTuple):
-    """What a rank says about one table in the closing header."""
+    """What a rank says about one table in the header that comes before."""
 
     used: int
     touched: int
@@ -226,8 +226,10 @@ class GradientExchange:
         late: dict[int, list[tuple[Tensor, Tensor]]],
     ) -> Tensor:
         """Of the rows that a rank sends now."""
-        ids_T = self._touched_ids(table, rank, field, masks)
-        return ids_T[~late[table.index][rank][1]] if table.index in late else ids_T
+        if table.index in late:
+            ids_T, delayed_T = late[table.index][rank]
+            return ids_T[~delayed_T]
+        return self._touched_ids(table, rank, field, masks)
 
 
 class _Group(NamedTuple):

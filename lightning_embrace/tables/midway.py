@@ -75,7 +75,6 @@ class TableGradients:
 
     def begin(self) -> None:
         """Call before a backward pass, and before anything can call :meth:`run`."""
-        self._before, self._touched = Arriving(self._comm.world_size), 0
         self._completed, self._early = set(), set()
         self._go_on.clear()
 
@@ -108,7 +107,7 @@ class TableGradients:
         taken = self._exchange.take(self._chosen)
         header = torch.tensor(self._exchange.header(taken))
         rows = self._comm.gather(header, "header of gradients that are complete").wait().tolist()
-        self._touched = sum(part.touched for part in taken)
+        self._touched += sum(part.touched for part in taken)
         self._before = self._exchange.start(taken, rows, next_rows())
 
     def header(self) -> list[int]:
@@ -129,15 +128,18 @@ class TableGradients:
             What is not there yet.
         """
         self._choose(row[0] for row in headers)
-        before = self._before
+        # nothing of them stays in memory until the next step closes
+        before, self._before = self._before, Arriving(self._comm.world_size)
+        taken, self._taken = self._taken, []
+        touched, self._touched = self._touched, 0
         # of a table that was sent before, rows may be delayed: what came after it must be added to them at once
         rest = {index: rows for index, rows in next_rows.items() if index not in before.tables}
-        after = self._exchange.start(self._taken, [row[1:] for row in headers], rest)
+        after = self._exchange.start(taken, [row[1:] for row in headers], rest)
         for arriving in (before, after):
             arriving.land()
         again = before.tables & after.tables
         at_once = [part for exchange in before.late for part in exchange.parts if part.table.index in again]
-        return Closed([*before.late, *after.late], at_once, self._touched)
+        return Closed([*before.late, *after.late], at_once, touched)
 
     def _choose(self, words: Iterable[int]) -> None:
         common = (1 << BITS) - 1
