@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,6 @@ from lightning_embrace.checkpoint.io import plain_ios
 from lightning_embrace.checkpoint.layout import joined
 from lightning_embrace.checkpoint.mapped import load_mapped
 from lightning_embrace.checkpoint.optimizer_state import shard_optimizer_state
-from lightning_embrace.comm.connect import Connection
 from lightning_embrace.session import Session
 from lightning_embrace.sharded_saving import ShardedSavingMixin
 from lightning_embrace.tables.modules import handle_of, is_sharded
@@ -32,8 +31,6 @@ class SavingMixin(ShardedSavingMixin):
     _failed: bool
     #: files that were written and not removed, the last one at the end
     _checkpoints: list[str]
-    _connection: Connection | None
-    _before_collective: Callable[[], None]
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """What Lightning saves of the model. Collective."""
@@ -91,13 +88,6 @@ class SavingMixin(ShardedSavingMixin):
             content = super().load_checkpoint(path, **options)
         number ^= check_content(content)
         return joined({}, content), number
-
-    def _gather_words(self, words: list[int | str], what: str) -> list[list[Any]]:
-        """Tells every rank a few words, however long a disk takes. Collective while the Trainer runs."""
-        if self._connection is None:
-            return [words]
-        self._before_collective()
-        return self._connection.gather_words(words, what)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Loads weights, each rank its columns; of another model, none."""

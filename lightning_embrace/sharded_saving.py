@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_embrace.checkpoint.agreement import Gather
 from lightning_embrace.checkpoint.atomic import local_path
 from lightning_embrace.checkpoint.fitting import misfits
 from lightning_embrace.checkpoint.layout import MODELS, is_optimizers
@@ -32,7 +31,6 @@ from lightning_embrace.tables.table import ShardedTable
 class ShardedSavingMixin(FullSavingMixin):
     """``state_dict_type="sharded"``, and the reading of folders whatever it is."""
 
-    _gather_words: Gather
     _gather_objects: Callable[[Any], list[Any]]
     _checkpoints: list[str]
 
@@ -105,7 +103,7 @@ class ShardedSavingMixin(FullSavingMixin):
 
     def _words(self, words: list[int | str], what: str) -> list[list[Any]]:
         """Tells every rank a few words. Between runs there is only Lightning's group for it."""
-        return self._gather_objects(words) if self._connection is None else self._gather_words(words, what)
+        return self._gather_objects(words) if self._connection is None else super()._words(words, what)
 
     # ---- loading ---------------------------------------------------------------------------------------------------
 

@@ -8,10 +8,13 @@ import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
+
+from lightning_embrace.checkpoint.replacing import sync_folder
 
 #: how the names of files begin that are being written. One that is older than every run is what a killed run has left
 PARTIAL = ".embrace-partial-"
@@ -54,14 +57,5 @@ def written_whole(path: str) -> Iterator[BinaryIO]:
         with suppress(OSError):
             os.remove(partial)
         raise
-    _sync_folder(folder)
-
-
-def _sync_folder(folder: str) -> None:
-    """Puts the new name on the disk; file systems that cannot do so do it by themselves."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    with suppress(OSError):  # the file has its name by now
+        sync_folder(Path(folder))

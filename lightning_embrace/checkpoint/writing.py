@@ -8,13 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lightning_embrace.checkpoint.agreement import Gather, write_together
+from lightning_embrace.checkpoint.agreement import write_together
 from lightning_embrace.checkpoint.archive import write_archive
 from lightning_embrace.checkpoint.atomic import local_path, written_whole
 from lightning_embrace.checkpoint.full import FullSave, Writer
 from lightning_embrace.checkpoint.io import with_atomic_files
 from lightning_embrace.checkpoint.readers import reader_of_state
 from lightning_embrace.checkpoint.weights import write_weights
+from lightning_embrace.comm.connect import Connection
 from lightning_embrace.mixin import Base
 from lightning_embrace.namespaces import Namespace
 from lightning_embrace.shards import Shards
@@ -25,7 +26,8 @@ class WritingMixin(Base):
 
     namespace: ClassVar[Namespace]
     _checkpoint_io: Any
-    _words: Gather
+    _connection: Connection | None
+    _before_collective: Callable[[], None]
     #: the tables for as long as it takes, None: none is sharded. Collective
     _gathering: Callable[[], AbstractContextManager[Shards | None]]
     #: the state dict of a model without sharded tables
@@ -89,6 +91,17 @@ class WritingMixin(Base):
                 yield
             finally:
                 self._save = None
+
+    def _words(self, words: list[int | str], what: str) -> list[list[Any]]:
+        """Tells every rank that writes a few words, however long a disk takes. Collective."""
+        return self._gather_words(words, what)
+
+    def _gather_words(self, words: list[int | str], what: str) -> list[list[Any]]:
+        """Tells every rank a few words. Collective while the ranks are connected."""
+        if self._connection is None:
+            return [words]
+        self._before_collective()
+        return self._connection.gather_words(words, what)
 
     def _write_whole(self, content: Any, path: str, writer: Writer = write_archive) -> None:
         """Writes a local file from rank 0. Collective where content has holes."""

@@ -16,7 +16,6 @@ from lightning_embrace.checkpoint.io import plain_ios
 from lightning_embrace.checkpoint.optimizer_state import shard_optimizer, shard_optimizer_state
 from lightning_embrace.checkpoint.readers import reader_at
 from lightning_embrace.checkpoint.writing import WritingMixin
-from lightning_embrace.comm.connect import Connection
 from lightning_embrace.fabric.steps import SteppingModule
 from lightning_embrace.session import Session
 from lightning_embrace.shards import Shards
@@ -26,8 +25,6 @@ class SavingMixin(WritingMixin):
     """State dicts of modules and optimizers that were set up, and of others."""
 
     _session: Session | None
-    _connection: Connection | None
-    _before_collective: Callable[[], None]
     _convert_stateful_objects_in_state: Callable[..., dict[str, Any]]
 
     def full_state_dict(self) -> dict[str, Any]:
@@ -93,12 +90,6 @@ class SavingMixin(WritingMixin):
     @contextmanager
     def _gathering(self) -> Iterator[Shards | None]:
         yield None if self._session is None else self._session.settled()
-
-    def _words(self, words: list[int | str], what: str) -> list[list[Any]]:
-        if self._connection is None:
-            return [words]
-        self._before_collective()
-        return self._connection.gather_words(words, what)
 
     def _take_columns(self, optimizer: Optimizer) -> None:
         """Of whole states that the optimizer has, and of those that are loaded into it, this rank's columns remain."""
