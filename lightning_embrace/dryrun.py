@@ -9,7 +9,8 @@ import torch
 from rich.table import Table
 from torch import nn
 
-from lightning_embrace.plan import human_bytes, render_plan
+from lightning_embrace.plan import render_plan
+from lightning_embrace.sizes import human_bytes
 from lightning_embrace.tables.columns import column_ranges
 from lightning_embrace.tables.find import Place, TableSpec, find_tables
 

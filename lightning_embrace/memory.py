@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from lightning_embrace.plan import human_bytes
+from lightning_embrace.sizes import human_bytes
 
 #: where nothing says how much there is
 UNKNOWN = -1

@@ -11,6 +11,9 @@ from typing import Any
 
 from lightning_utilities.core import rank_zero
 
+#: by namespace, where its strategies are imported from
+_PUBLIC = {"lightning.pytorch": "lightning_embrace", "pytorch_lightning": "lightning_embrace.pytorch_lightning"}
+
 
 @dataclass(frozen=True)
 class Namespace:
@@ -66,3 +69,17 @@ NAMESPACES = (LIGHTNING, PYTORCH_LIGHTNING)
 def other(namespace: Namespace) -> Namespace:
     """The namespace that the given one is not."""
     return PYTORCH_LIGHTNING if namespace is LIGHTNING else LIGHTNING
+
+
+def shown(strategy: str, namespace: Namespace) -> str:
+    """What a Trainer's strategy is called in Lightning's error about one of the other namespace.
+
+    Args:
+        strategy: The name of its class.
+        namespace: The one whose Trainer takes it.
+    """
+    there = other(namespace)
+    return (
+        f"<{strategy} for the Trainer of {namespace.name}; for that of {there.name}: from {_PUBLIC[there.name]} import"
+        f" {strategy}>"
+    )

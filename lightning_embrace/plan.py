@@ -13,6 +13,7 @@ from rich.table import Table
 from tqdm import tqdm  # type: ignore[import-untyped]  # comes with Lightning
 
 from lightning_embrace.comm.traffic import ring_bytes
+from lightning_embrace.sizes import human_bytes
 from lightning_embrace.tables.columns import column_ranges
 from lightning_embrace.tables.find import TableSpec
 from lightning_embrace.tables.replicated import dense_elements, rows_are_smaller
@@ -158,12 +159,3 @@ def _in_parts(reason: str | None) -> str:
 
 def _ranks(world_size: int) -> str:
     return f"{world_size} rank{'s' if world_size > 1 else ''}"
-
-
-def human_bytes(count: float) -> str:
-    """``1234567`` → ``"1.23 MB"``."""
-    for unit in ("B", "kB", "MB"):
-        if abs(count) < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} GB" if count < 1000 else f"{count:,.0f} GB"

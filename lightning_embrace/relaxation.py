@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from lightning_embrace.namespaces import Namespace
+from lightning_embrace.overrides import overridden
 from lightning_embrace.schedule.gate import is_compiled, kept_elsewhere
 
 #: hooks that are given the optimizer, and could read gradients or weights through it
@@ -44,7 +45,7 @@ def why_disturbed(trainer: Any, module: Any, namespace: Namespace) -> str | None
     Returns:
         None where a step moves no rows but those it looked up (and those that the optimizer moves anyway).
     """
-    return next(_overrides(trainer, module, namespace), None)
+    return next(overridden(trainer, module, namespace, _MODULE_HOOKS, _HOOKS[:2]), None)
 
 
 def _reasons(trainer: Any, module: Any, precision_plugin: Any, namespace: Namespace) -> Iterator[str]:
@@ -54,7 +55,7 @@ def _reasons(trainer: Any, module: Any, precision_plugin: Any, namespace: Namesp
         yield "the gradient scaler decides whether a step counts"
     if trainer.gradient_clip_val:
         yield "gradients are clipped"
-    yield from _overrides(trainer, module, namespace)
+    yield from overridden(trainer, module, namespace, _MODULE_HOOKS, _HOOKS[:2])
     mine = {id(p) for p in module.parameters()}
     for name, part in module.named_modules():
         if is_compiled(part):
@@ -63,19 +64,6 @@ def _reasons(trainer: Any, module: Any, precision_plugin: Any, namespace: Namesp
             yield from _references(part, f"{type(module).__name__}{'.' * bool(name)}{name}", mine)
     for callback in trainer.callbacks:
         yield from _references(callback, type(callback).__name__, mine)
-
-
-def _overrides(trainer: Any, module: Any, namespace: Namespace) -> Iterator[str]:
-    base = namespace.get("LightningModule")
-    for name in _MODULE_HOOKS:
-        if getattr(type(module), name) is not getattr(base, name):
-            yield f"{type(module).__name__} overrides `{name}`"
-    own = namespace.name.split(".")[0]
-    for callback in trainer.callbacks:
-        if not type(callback).__module__.startswith(f"{own}."):
-            for name in _HOOKS[:2]:
-                if getattr(type(callback), name) is not getattr(namespace.get("Callback"), name):
-                    yield f"{type(callback).__name__} overrides `{name}`"
 
 
 def _references(owner: object, name: str, parameters: set[int]) -> Iterator[str]:

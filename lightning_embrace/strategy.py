@@ -33,7 +33,7 @@ from lightning_embrace.lookahead.ahead import Pair
 from lightning_embrace.lookahead.reasons import LoaderKind
 from lightning_embrace.lookahead.source import Source, make_source
 from lightning_embrace.monitor.timeline import Profiled, Recorder, Timeline
-from lightning_embrace.namespaces import LIGHTNING, Namespace, other
+from lightning_embrace.namespaces import LIGHTNING, Namespace, shown
 from lightning_embrace.opening import OpeningMixin
 from lightning_embrace.optim.check import check_optimizers
 from lightning_embrace.refusals import check_callbacks, check_model, check_trainer
@@ -47,7 +47,6 @@ from lightning_embrace.signals import Signals
 from lightning_embrace.stopping import StoppingMixin
 
 _TIMEOUT = timedelta(minutes=30)
-_MODULE = {"lightning.pytorch": "lightning_embrace", "pytorch_lightning": "lightning_embrace.pytorch_lightning"}
 
 
 class EmbRaceMixin(StoppingMixin, ResumingMixin, SavingMixin, AnnouncingMixin, FailingMixin, OpeningMixin):
@@ -319,12 +318,7 @@ class EmbRaceMixin(StoppingMixin, ResumingMixin, SavingMixin, AnnouncingMixin, F
         )
 
     def __repr__(self) -> str:
-        # Lightning's error about a strategy of the other namespace shows this
-        there = other(self.namespace)
-        return (
-            f"<EmbRaceStrategy for the Trainer of {self.namespace.name}; for that of {there.name}:"
-            f" from {_MODULE[there.name]} import EmbRaceStrategy>"
-        )
+        return shown("EmbRaceStrategy", self.namespace)
 
 
 class EmbRaceStrategy(EmbRaceMixin, ParallelStrategy):

@@ -9,7 +9,8 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from lightning_embrace.plan import TableCost, human_bytes, render_plan, table_cost
+from lightning_embrace.plan import TableCost, render_plan, table_cost
+from lightning_embrace.sizes import human_bytes
 from lightning_embrace.tables.find import TableSpec, find_tables
 from lightning_embrace.tables.usage import Usage
 

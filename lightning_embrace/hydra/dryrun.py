@@ -9,8 +9,8 @@ import torch
 from lightning_embrace.hydra.config import HydraConfig
 from lightning_embrace.hydra.ledger import Ledger
 from lightning_embrace.hydra.partition import divide
-from lightning_embrace.hydra.plan import Planned, make_plan
-from lightning_embrace.hydra.planning import budget_of, costs, default_sizes, glue_bytes, glue_room
+from lightning_embrace.hydra.plan import Planned
+from lightning_embrace.hydra.planning import default_sizes, glue_room, plan_of
 from lightning_embrace.hydra.session import Session
 from lightning_embrace.hydra.stepper import Stepper
 from lightning_embrace.hydra.store import Store
@@ -41,9 +41,6 @@ def planned_of(model: Any, config: HydraConfig, device: torch.device, namespace:
     session = Session(parts, torch.device("meta"), {"host": host}, Store(device, host, None), config.prefetch)
     try:
         [optimizer], _, _ = namespace.get("core.optimizer._configure_optimizers")(model.configure_optimizers())
-        states = Stepper(optimizer, session).plan_states()
-        units = costs(session, None)
-        budget = budget_of(sizes, config, glue_bytes(session, model, states), None, second_pass=False)
-        return Planned(tuple(units), make_plan(units, budget), budget)
+        return plan_of(session, model, config, sizes, Stepper(optimizer, session).plan_states())
     finally:
         session.release()

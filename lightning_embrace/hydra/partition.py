@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -70,7 +70,7 @@ def divide(
         named.setdefault(id(module), (name, module))
     glue = _outside(model, named)
     for leaves in _largest_leaves(model, named):
-        if glue_room is None or sum(_nbytes(p) * (2 if p.requires_grad else 1) for p in glue.values()) <= glue_room:
+        if glue_room is None or trained_bytes(glue.values()) <= glue_room:
             break
         named.update((id(module), (name, module)) for name, module in leaves)
         glue = _outside(model, named)
@@ -81,6 +81,11 @@ def divide(
         if own:
             blocks.append(NamedBlock(name, module, own))
     return Partition(tuple(blocks), tuple(_units(blocks)), tuple(glue.values()))
+
+
+def trained_bytes(parameters: Iterable[nn.Parameter]) -> int:
+    """Bytes of parameters, and of the gradients that they can have."""
+    return sum(p.nbytes * (2 if p.requires_grad else 1) for p in parameters)
 
 
 def _outside(model: nn.Module, named: Mapping[int, tuple[str, nn.Module]]) -> dict[int, nn.Parameter]:
@@ -185,8 +190,4 @@ def _units(blocks: Sequence[NamedBlock]) -> Iterator[tuple[int, ...]]:
 
 
 def _weight(module: nn.Module) -> int:
-    return sum(_nbytes(p) for p in module.parameters())
-
-
-def _nbytes(parameter: nn.Parameter) -> int:
-    return parameter.numel() * parameter.element_size()
+    return sum(p.nbytes for p in module.parameters())

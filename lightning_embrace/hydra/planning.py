@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,8 +10,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from lightning_embrace.hydra.config import HydraConfig
+from lightning_embrace.hydra.partition import trained_bytes
 from lightning_embrace.hydra.pilot import Pilot
-from lightning_embrace.hydra.plan import Budget, UnitCost
+from lightning_embrace.hydra.plan import Budget, Planned, UnitCost, make_plan
 from lightning_embrace.hydra.session import Session
 from lightning_embrace.memory import UNKNOWN, available_bytes
 
@@ -60,9 +62,39 @@ def glue_bytes(session: Session, model: nn.Module, states: int) -> int:
     Returns:
         Bytes.
     """
-    parameters = sum(_nbytes(p) * (2 if p.requires_grad else 1) for p in session.partition.glue)
+    parameters = trained_bytes(session.partition.glue)
     inside = sum(_nbytes(b) for block in session.partition.blocks for b in block.module.buffers())
     return parameters + states + sum(_nbytes(b) for b in model.buffers()) + inside
+
+
+def plan_of(
+    session: Session,
+    model: nn.Module,
+    config: HydraConfig,
+    sizes: tuple[int, int],
+    states: int | None,
+    pilot: Pilot | None = None,
+    second_pass: bool = False,
+) -> Planned:
+    """Decides where the units of a model live.
+
+    Args:
+        session: The model in parts.
+        model: The model.
+        config: What was asked.
+        sizes: Of device and host.
+        states: What the optimizer keeps for parameters outside of blocks; None: nothing is trained.
+        pilot: What the first step has measured, or None.
+        second_pass: Whether gradients wait in the store.
+
+    Raises:
+        DoesNotFitError: There is no plan.
+    """
+    units = costs(session, pilot)
+    if states is None:
+        units = [replace(unit, gradients=0) for unit in units]
+    budget = budget_of(sizes, config, glue_bytes(session, model, states or 0), pilot, second_pass)
+    return Planned(tuple(units), make_plan(units, budget), budget)
 
 
 def costs(session: Session, pilot: Pilot | None) -> list[UnitCost]:

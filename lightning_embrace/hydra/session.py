@@ -132,7 +132,8 @@ class Session:
     def _ordinary(self) -> Callable[[Tensor], Tensor]:
         """What makes ordinary tensors in host memory, or in mapped files where they do not fit there."""
         need = sum(u.weights.nbytes + u.states.nbytes for u in self.units if u.place != "device")
-        if self.store.folder is None or need < available_bytes() or available_bytes() == UNKNOWN:
+        room = available_bytes()
+        if self.store.folder is None or need < room or room == UNKNOWN:
             return torch.clone
         return partial(mapped_copy, folder=self.store.folder)
 
@@ -216,7 +217,7 @@ class Session:
     @contextmanager
     def forward_of(self, block: Block) -> Iterator[None]:
         """See :class:`~lightning_embrace.hydra.tape.Keeper`."""
-        shard = self._shard_of.get(self._unit_of_block(block))
+        shard = self._shard_with(block)
         if shard is None:
             yield
             return
@@ -226,7 +227,7 @@ class Session:
     @contextmanager
     def backward_of(self, block: Block) -> Iterator[None]:
         """See :class:`~lightning_embrace.hydra.tape.Keeper`."""
-        shard = self._shard_of.get(self._unit_of_block(block))
+        shard = self._shard_with(block)
         with ExitStack() as stack:
             if shard is not None:
                 stack.enter_context(self.present(shard, states=self.on_complete is not None))
@@ -241,7 +242,7 @@ class Session:
 
     def may_hold(self, call: Call) -> bool:
         """See :class:`~lightning_embrace.hydra.tape.Keeper`."""
-        shard = self._shard_of.get(self._unit_of_block(call.block))
+        shard = self._shard_with(call.block)
         if shard is None or self.pilot is not None or self._taped + 1 != self._taped_before:
             return False
         if torch.is_autocast_enabled(self.device.type) and torch.is_autocast_cache_enabled():
@@ -253,9 +254,9 @@ class Session:
 
     def released(self, call: Call) -> None:
         """See :class:`~lightning_embrace.hydra.tape.Keeper`."""
-        slot = self._shard_of[self._unit_of_block(call.block)].slot
-        assert slot is not None
-        slot.users -= 1
+        shard = self._shard_with(call.block)
+        assert shard is not None and shard.slot is not None
+        shard.slot.users -= 1
         self._held = None
 
     def _let_go(self) -> None:
@@ -265,7 +266,7 @@ class Session:
     def taped(self, block: Block, tensors: Sequence[Tensor]) -> None:
         """See :class:`~lightning_embrace.hydra.tape.Keeper`."""
         self._taped += 1
-        shard = self._shard_of.get(self._unit_of_block(block))
+        shard = self._shard_with(block)
         if shard is not None:
             shard.pending += 1
         if self.pilot is not None:
@@ -290,6 +291,10 @@ class Session:
                 with self.transfer.gradients_of(shard, changed):
                     work(here)
         work(wanted - spilled)
+
+    def _shard_with(self, block: Block) -> Shard | None:
+        """None: it stays on the device."""
+        return self._shard_of.get(self._unit_of_block(block))
 
     def _unit_of_block(self, block: Block) -> Unit:
         return self._unit_of[id(block.own)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from lightning_embrace.sizes import human_bytes
+
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
     _UNITS[f"{_letter}B"] = 1000**_power
@@ -36,8 +38,4 @@ def parse_bytes(name: str, value: int | str) -> int:
 
 def human(count: float) -> str:
     """``1234567`` → ``"1.18 MiB"``: in the units in which budgets are given."""
-    for unit in ("B", "KiB", "MiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:,.3g} GiB" if count < 1000 else f"{count:,.0f} GiB"
+    return human_bytes(count, 1024, ("B", "KiB", "MiB", "GiB"))

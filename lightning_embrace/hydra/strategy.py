@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,8 +17,8 @@ from lightning_embrace.hydra.constants import Constants
 from lightning_embrace.hydra.ledger import Ledger
 from lightning_embrace.hydra.partition import divide
 from lightning_embrace.hydra.pilot import Pilot
-from lightning_embrace.hydra.plan import Planned, make_plan
-from lightning_embrace.hydra.planning import budget_of, costs, default_sizes, glue_bytes, glue_room, tensor_bytes
+from lightning_embrace.hydra.plan import Planned
+from lightning_embrace.hydra.planning import default_sizes, glue_room, plan_of, tensor_bytes
 from lightning_embrace.hydra.precision import SpilledPrecision
 from lightning_embrace.hydra.refusals import check_callbacks, check_model, check_optimizers
 from lightning_embrace.hydra.render import show
@@ -27,14 +26,12 @@ from lightning_embrace.hydra.session import Session
 from lightning_embrace.hydra.stepper import Stepper
 from lightning_embrace.hydra.store import Store
 from lightning_embrace.hydra.when import why_second_pass
-from lightning_embrace.namespaces import LIGHTNING, Namespace, other
+from lightning_embrace.namespaces import LIGHTNING, Namespace, shown
 
 if TYPE_CHECKING:
     _Base = SingleDeviceStrategy
 else:
     _Base = object
-
-_MODULE = {"lightning.pytorch": "lightning_embrace", "pytorch_lightning": "lightning_embrace.pytorch_lightning"}
 
 
 class HydraMixin(_Base):
@@ -168,16 +165,13 @@ class HydraMixin(_Base):
         self._precision = SpilledPrecision(self.precision_plugin, session)
 
     def _plan(self, session: Session, model: Any, pilot: Pilot | None) -> None:
-        glue = glue_bytes(session, model, self._glue_states)
-        units = costs(session, pilot)
-        if self._stepper is None:
-            units = [replace(unit, gradients=0) for unit in units]
-        budget = budget_of(self._sizes, self.config, glue, pilot, self._why_second_pass is not None)
-        plan = make_plan(units, budget)
-        session.apply(plan)
+        states = None if self._stepper is None else self._glue_states
+        second_pass = self._why_second_pass is not None
+        planned = plan_of(session, model, self.config, self._sizes, states, pilot, second_pass)
+        session.apply(planned.plan)
         if self._stepper is not None:
             self._stepper.make_whole()
-        self.planned = Planned(tuple(units), plan, budget)
+        self.planned = planned
 
     def teardown(self) -> None:
         """Makes the model an ordinary one again."""
@@ -279,12 +273,7 @@ class HydraMixin(_Base):
         )
 
     def __repr__(self) -> str:
-        # Lightning's error about a strategy of the other namespace shows this
-        there = other(self.namespace)
-        return (
-            f"<HydraStrategy for the Trainer of {self.namespace.name}; for that of {there.name}:"
-            f" from {_MODULE[there.name]} import HydraStrategy>"
-        )
+        return shown("HydraStrategy", self.namespace)
 
 
 class HydraStrategy(HydraMixin, SingleDeviceStrategy):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_embrace.hydra.optimizer import narrowed
-from lightning_embrace.optim.trial import step
+from lightning_embrace.optim.trial import step, trial_of
 
 _STEPS = 3
 _SHAPE = (3, 2)
@@ -54,18 +53,15 @@ def states_of(optimizer: Optimizer, group: dict[str, Any], dtype: torch.dtype) -
 
 
 def _tried(optimizer: Optimizer, group: dict[str, Any], dtype: torch.dtype, parts: int) -> Optimizer:
-    settings = {k: v for k, v in group.items() if k != "params"}
-    if not isinstance(settings.get("lr"), Tensor) and not settings.get("lr", 1.0):
-        settings["lr"] = 0.1  # a warm-up begins at zero, and then nothing would be seen
+    if not isinstance(group.get("lr"), Tensor) and not group.get("lr", 1.0):
+        group = {**group, "lr": 0.1}  # a warm-up begins at zero, and then nothing would be seen
     numbers = torch.Generator().manual_seed(0)
 
     def draw() -> Tensor:
         return torch.randn(_SHAPE, generator=numbers, dtype=torch.float64).to(dtype)
 
     parameters = [nn.Parameter(draw()) for _ in range(4)]
-    options = {k: v for k, v in settings.items() if k in inspect.signature(type(optimizer)).parameters}
-    trial = type(optimizer)(parameters, **options)
-    trial.param_groups[0].update(settings)
+    trial = trial_of(optimizer, group, *parameters)
     for _ in range(_STEPS):
         for parameter in parameters:
             parameter.grad = draw()

@@ -8,6 +8,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from lightning_embrace.namespaces import Namespace
+from lightning_embrace.overrides import overridden
 
 #: hooks that see all gradients, or decide what becomes of them
 _HOOKS = ("on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
@@ -55,13 +56,4 @@ def _reasons(
         yield "gradients are accumulated"
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         yield f"{type(optimizer).__name__} has step hooks"
-    base = namespace.get("LightningModule")
-    for name in _MODULE_HOOKS:
-        if getattr(type(module), name) is not getattr(base, name):
-            yield f"{type(module).__name__} overrides `{name}`"
-    own = namespace.name.split(".")[0]
-    for callback in trainer.callbacks:
-        if not type(callback).__module__.startswith(f"{own}."):
-            for name in _HOOKS:
-                if getattr(type(callback), name) is not getattr(namespace.get("Callback"), name):
-                    yield f"{type(callback).__name__} overrides `{name}`"
+    yield from overridden(trainer, module, namespace, _MODULE_HOOKS, _HOOKS)

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 
-def trial_of(optimizer: Optimizer, group: dict[str, Any], parameter: nn.Parameter) -> Optimizer:
-    """An optimizer of the same kind and settings for another parameter.
+def trial_of(optimizer: Optimizer, group: dict[str, Any], *parameters: nn.Parameter) -> Optimizer:
+    """An optimizer of the same kind and settings for other parameters.
 
     Args:
         optimizer: The optimizer.
         group: One of its parameter groups.
-        parameter: What the new one trains.
+        parameters: What the new one trains.
 
     Returns:
         The new one.
@@ -24,7 +24,7 @@ def trial_of(optimizer: Optimizer, group: dict[str, Any], parameter: nn.Paramete
     settings = {k: v for k, v in group.items() if k != "params"}
     # a subclass may set what its own constructor does not take (torch's AdamW does)
     options = {k: v for k, v in settings.items() if k in inspect.signature(type(optimizer)).parameters}
-    trial = type(optimizer)([parameter], **options)
+    trial = type(optimizer)(parameters, **options)
     trial.param_groups[0].update(settings)
     return trial
 
