@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.support.horovod import OverHorovod
+from tests.support.over_horovod import OverHorovod
 from tests.support.ranks import Ranks
 
 # A runner that was started in the background ignores these, and so would every process that the tests start.

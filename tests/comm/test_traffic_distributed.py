@@ -27,8 +27,9 @@ from tests.support.training import train
 
 STEPS = 5
 ELEMENT, ID, FIELD, FLAG, SIZE = 8, 4, 8, 1, 4
-#: header fields of the exchange that closes a backward pass, beside those of tables and (horizontal) dense blocks
-STOP_FIELDS = 2
+#: header fields of the exchange that closes a backward pass, beside those of tables and (horizontal) dense blocks: two
+#: that stop a run, and one on tables that were exchanged within the pass
+STOP_FIELDS = 3
 #: header fields of one table in it
 CLOSING_FIELDS = 5
 

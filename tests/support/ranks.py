@@ -45,22 +45,30 @@ def become_rank(rank: int, world_size: int, port: int) -> None:
     torch.set_num_threads(1)
 
 
+def _restore(environment: dict[str, str]) -> None:
+    """Puts back what a test's Trainer took or left: Lightning takes ``WORLD_SIZE`` at its end, seeds are left."""
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment)
+
+
 def _serve(rank: int, world_size: int, port: int, pipe: Any) -> None:
     os.environ.pop("PL_GLOBAL_SEED", None)  # a test may have set it before the server process was started
     become_rank(rank, world_size, port)
     import logging
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    environment = dict(os.environ)
     while True:
         try:
             function, args, kwargs = pipe.recv()
         except EOFError:
             return
+        _restore(environment)
         try:
             pipe.send((True, function(*args, **kwargs)))
         except BaseException:
             pipe.send((False, traceback.format_exc()))
-        os.environ.pop("PL_GLOBAL_SEED", None)  # as in the tests' own process, see conftest
 
 
 class Ranks:
