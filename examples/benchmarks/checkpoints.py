@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 import tempfile
 import time
@@ -21,6 +19,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from examples.benchmarks.own_ranks import TRAINER, heading, results_of, status  # noqa: E402
+
 #: by what the table calls it: the strategy, its arguments, and whether a hook reads values, so that tables are gathered
 WAYS: dict[str, tuple[str, dict[str, Any], bool]] = {
     "`ddp`": ("ddp", {}, False),
@@ -28,12 +28,6 @@ WAYS: dict[str, tuple[str, dict[str, Any], bool]] = {
     "`embrace`, `on_save_checkpoint` reads values": ("embrace", {}, True),
     '`embrace`, `state_dict_type="sharded"`': ("embrace", {"state_dict_type": "sharded"}, False),
 }
-
-
-def status(name: str) -> int:
-    """Bytes that ``/proc/self/status`` says, of what is resident now (VmRSS) or was at most (VmHWM)."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
 
 
 def written() -> int:
@@ -91,28 +85,23 @@ def run(way: str, path: str, arguments: argparse.Namespace, load: bool) -> dict[
     torch.manual_seed(0)
     batches = [torch.randint(arguments.rows, (512,)) for _ in range(4)]
     trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
+        **TRAINER,
         num_nodes=arguments.ranks,
         strategy=strategy,
         max_steps=3 if load else 2,
         callbacks=[] if load else [Save(), *([Reading()] if reads else [])],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
     )
     if load:
         connector = trainer._checkpoint_connector
         for method in ("_restore_modules_and_callbacks", "restore_training_state"):
-            _measure(connector, method, into)
+            measure_calls(connector, method, into)
     trainer.fit(Model(), DataLoader(batches, batch_size=None), ckpt_path=path if load else None)  # type: ignore[arg-type]
     assert trainer.global_step == (3 if load else 2)
     return into
 
 
-def _measure(owner: Any, method: str, into: dict[str, float]) -> None:
+def measure_calls(owner: Any, method: str, into: dict[str, float]) -> None:
+    """Counts what an object's method takes as loading."""
     original = getattr(owner, method)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -129,19 +118,12 @@ def size_of(path: Path) -> int:
 
 def measure(way: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Saves and loads with one way, in processes of their own."""
-    from examples.benchmarks.cluster import Cluster, check, run_ranks
-
     path = folder / "model.ckpt"
     found: dict[str, Any] = {}
     for load in (False, True):
-        with Cluster(arguments.ranks, kind="loopback") as cluster:
-            files = [folder / f"{rank}.json" for rank in range(arguments.ranks)]
-            own = [sys.executable, __file__, "--way", way, "--path", str(path), *(["--load"] if load else [])]
-            own += ["--rows", str(arguments.rows), "--columns", str(arguments.columns)]
-            own += ["--ranks", str(arguments.ranks)]
-            commands = [[*own, "--result", str(file)] for file in files]
-            check(run_ranks(cluster, commands, [{"OMP_NUM_THREADS": "1"}] * arguments.ranks, arguments.timeout))
-            ranks = [json.loads(file.read_text()) for file in files]
+        own = ["--way", way, "--path", path, *(["--load"] if load else [])]
+        own += ["--rows", arguments.rows, "--columns", arguments.columns, "--ranks", arguments.ranks]
+        ranks = results_of(__file__, own, arguments.ranks, arguments.timeout, folder)
         name = "load" if load else "save"
         found[f"{name} s"] = max(r[f"{name} s"] for r in ranks)
         found[f"{name} peak"] = [r[f"{name} peak"] for r in ranks]
@@ -181,15 +163,11 @@ def main() -> None:
     if arguments.way:
         arguments.result.write_text(json.dumps(run(arguments.way, arguments.path, arguments, arguments.load)))
         return
-    import torch
-
     found = {}
     for way in [list(WAYS)[number] for number in arguments.ways]:
         with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
             found[way] = measure(way, Path(folder), arguments)
-    table = arguments.rows * arguments.columns * 4 / 1e6
-    print(f"V = {arguments.rows:,}, D = {arguments.columns} ({table:,.0f} MB), N = {arguments.ranks}, Adam;", end=" ")
-    print(f"torch {torch.__version__}, Python {platform.python_version()}, {os.uname().sysname}\n")
+    print(heading(arguments.rows, arguments.columns, f"N = {arguments.ranks}, Adam"))
     print(markdown(found))
 
 

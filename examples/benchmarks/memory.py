@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import sys
 import tempfile
@@ -17,6 +16,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from examples.benchmarks.own_ranks import TRAINER, results_of, status  # noqa: E402
+
 STAGES = ("model built", "training", "peak")
 #: by what the table calls it: the strategy, and the method in which the model is built
 WAYS = {
@@ -24,11 +25,6 @@ WAYS = {
     "`embrace`": ("embrace", "__init__"),
     "`embrace`, built in `configure_model`": ("embrace", "configure_model"),
 }
-
-
-def resident() -> int:
-    """Bytes of this process that are in memory now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def train(way: str, ranks: int, rows: int, columns: int, steps: int) -> dict[str, int]:
@@ -60,7 +56,7 @@ def train(way: str, ranks: int, rows: int, columns: int, steps: int) -> dict[str
             if self.table is None:
                 self.table = nn.Embedding(rows, columns)
                 self.head = nn.Linear(columns, 1)
-                held["model built"] = resident()
+                held["model built"] = status("VmRSS")
 
         def training_step(self, ids: torch.Tensor, batch_idx: int) -> torch.Tensor:
             return self.head(self.table(ids)).pow(2).mean()  # type: ignore[no-any-return]
@@ -75,23 +71,17 @@ def train(way: str, ranks: int, rows: int, columns: int, steps: int) -> dict[str
                 state = trainer.optimizers[0].state[weight]
                 tensors = [weight, state["exp_avg"], state["exp_avg_sq"]]
                 held["table"] = sum(t.numel() * t.element_size() for t in tensors)
-                held["training"] = resident()
+                held["training"] = status("VmRSS")
 
     torch.manual_seed(0)
     model = Model()
     batches = [torch.randint(rows, (512,)) for _ in range(steps)]
     trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
+        **TRAINER,
         num_nodes=ranks,
         strategy=strategy,
         max_epochs=1,
         callbacks=[Look()],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
     )
     trainer.fit(model, DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
     held["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -100,15 +90,10 @@ def train(way: str, ranks: int, rows: int, columns: int, steps: int) -> dict[str
 
 def measure(way: str, arguments: argparse.Namespace) -> list[dict[str, int]]:
     """Runs all ranks of one way; results by rank."""
-    from examples.benchmarks.cluster import Cluster, check, run_ranks
-
-    with Cluster(arguments.ranks, kind="loopback") as cluster, tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder) / f"{rank}.json" for rank in range(arguments.ranks)]
-        own = [sys.executable, __file__, "--way", way, "--rows", str(arguments.rows)]
-        own += ["--columns", str(arguments.columns), "--ranks", str(arguments.ranks), "--steps", str(arguments.steps)]
-        commands = [[*own, "--result", str(file)] for file in files]
-        check(run_ranks(cluster, commands, [{"OMP_NUM_THREADS": "1"}] * arguments.ranks, arguments.timeout))
-        return [json.loads(file.read_text()) for file in files]
+    own = ["--way", way, "--rows", arguments.rows, "--columns", arguments.columns]
+    own += ["--ranks", arguments.ranks, "--steps", arguments.steps]
+    with tempfile.TemporaryDirectory() as folder:
+        return results_of(__file__, own, arguments.ranks, arguments.timeout, Path(folder))
 
 
 def markdown(measured: dict[str, list[dict[str, int]]]) -> str:

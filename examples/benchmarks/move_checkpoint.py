@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 import tempfile
 import zlib
@@ -21,6 +19,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from examples.benchmarks.own_ranks import TRAINER, heading, results_of  # noqa: E402
+
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """One rank: builds its columns, loads if there is something to load, takes a step and saves."""
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     from torch import nn
     from torch.utils.data import DataLoader
 
-    from examples.benchmarks.checkpoints import measured
+    from examples.benchmarks.checkpoints import measure_calls, measured
     from lightning_embrace import EmbRaceStrategy
 
     into: dict[str, Any] = {}
@@ -60,25 +60,13 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
     torch.manual_seed(0)
     trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
+        **TRAINER,
         num_nodes=arguments.ranks,
         strategy=EmbRaceStrategy(state_dict_type="sharded"),
         max_epochs=arguments.epochs,
         callbacks=[Look()],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
     )
-    restore = trainer._checkpoint_connector._restore_modules_and_callbacks
-
-    def measured_restore(*args: Any, **kwargs: Any) -> None:
-        with measured(into, "load"):
-            restore(*args, **kwargs)
-
-    trainer._checkpoint_connector._restore_modules_and_callbacks = measured_restore  # type: ignore[method-assign]
+    measure_calls(trainer._checkpoint_connector, "_restore_modules_and_callbacks", into)
     batches = DataLoader([torch.randint(arguments.rows, (512,))], batch_size=None)  # type: ignore[arg-type]
     trainer.fit(Model(), batches, ckpt_path=arguments.source or None)
     return into
@@ -86,19 +74,13 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def move(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """Runs one number of ranks after the other."""
-    from examples.benchmarks.cluster import Cluster, check, run_ranks
-
     found: list[dict[str, Any]] = []
     source = ""
     for epochs, ranks in enumerate(arguments.sizes, start=1):
         target = folder / f"{ranks}.ckpt"
-        files = [folder / f"{rank}.json" for rank in range(ranks)]
-        own = [sys.executable, __file__, "--ranks", str(ranks), "--epochs", str(epochs), "--to", str(target)]
-        own += ["--source", source, "--rows", str(arguments.rows), "--columns", str(arguments.columns)]
-        with Cluster(ranks, kind="loopback") as cluster:
-            commands = [[*own, "--result", str(file)] for file in files]
-            check(run_ranks(cluster, commands, [{"OMP_NUM_THREADS": "1"}] * ranks, arguments.timeout))
-        results = [json.loads(file.read_text()) for file in files]
+        own = ["--ranks", ranks, "--epochs", epochs, "--to", target, "--source", source]
+        own += ["--rows", arguments.rows, "--columns", arguments.columns]
+        results = results_of(__file__, own, ranks, arguments.timeout, folder)
         columns = {name: [c for r in results for c in r[name]] for name in ("loaded", "saved")}
         if found and columns["loaded"] != found[-1]["columns"]:
             raise SystemExit(f"On {ranks} ranks other columns were loaded than {found[-1]['ranks']} had saved.")
@@ -136,13 +118,9 @@ def main() -> None:
     if arguments.result:
         arguments.result.write_text(json.dumps(run(arguments)))
         return
-    import torch
-
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         found = move(arguments, Path(folder))
-    table = arguments.rows * arguments.columns * 4 / 1e6
-    print(f"V = {arguments.rows:,}, D = {arguments.columns} ({table:,.0f} MB), SGD;", end=" ")
-    print(f"torch {torch.__version__}, Python {platform.python_version()}, {os.uname().sysname}\n")
+    print(heading(arguments.rows, arguments.columns, "SGD"))
     print(markdown(found))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -14,6 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
 from lightning_embrace.checkpoint.ranks import KEY
+from tests.checkpoint.fits import resume, saved_by_both
 from tests.support.lifecycle import (
     At,
     Whole,
@@ -52,20 +52,11 @@ def save(strategy: str, folder: str, columns: int, sparse: bool, optimizer: str,
     return results(model, trainer)
 
 
-@functools.cache
-def saved(get_ranks: Any, parent: Path, kind: str) -> tuple[Path, Path, Any]:
-    """Folders with DDP's files and ours, and the results of these runs."""
-    ours, theirs = parent / kind / "embrace", parent / kind / "ddp"
-    arguments = KINDS[kind]
-    expected = get_ranks(arguments[-1]).run(save, "ddp", str(theirs), *arguments)
-    got = get_ranks(arguments[-1]).run(save, "embrace", str(ours), *arguments)
-    assert_same(got, expected)
-    return theirs, ours, expected
-
-
 @pytest.fixture(scope="module")
 def files(ranks, tmp_path_factory):
-    return functools.partial(saved, ranks, tmp_path_factory.mktemp("checkpoints"))
+    """By kind: DDP's files, ours, and the results of these runs."""
+    parent = tmp_path_factory.mktemp("checkpoints")
+    return lambda kind: saved_by_both(save, "embrace", ranks, parent / kind, KINDS[kind])
 
 
 def load(path: Path, **arguments: Any) -> dict[str, Any]:
@@ -118,14 +109,6 @@ def test_files_hold_whole_states(files):
         for number in (0, 1):
             state = states[number][name[optimizer]]
             assert state.shape == (23, columns) and state.is_sparse == (optimizer == "momentum" and sparse)
-
-
-def resume(strategy: str, path: str, columns: int, sparse: bool, optimizer: str, world_size: int) -> Any:
-    """Goes on from a checkpoint with a model of other weights, to the end of the second epoch and one more."""
-    model = make_model(columns, sparse, optimizer, seed=77)
-    trainer = make_trainer(make_strategy(strategy), world_size, max_epochs=3)
-    trainer.fit(model, loader(3, 0, world_size), loader(2, 5, world_size), ckpt_path=path, weights_only=True)
-    return results(model, trainer), trainer.global_step, trainer.current_epoch
 
 
 @pytest.mark.parametrize("name", ["step-step=4.ckpt", "last.ckpt"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import runpy
 import shutil
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from lightning_embrace.checkpoint import stored
 from lightning_embrace.checkpoint.consolidate import consolidate
 from lightning_embrace.checkpoint.stored import read_metadata
+from tests.checkpoint.fits import SHARDED, resume, saved_by_both, strategy_of
 from tests.checkpoint.folders import ordered
 from tests.support.lifecycle import (
     At,
@@ -26,7 +26,6 @@ from tests.support.lifecycle import (
     assert_same,
     loader,
     make_model,
-    make_strategy,
     make_trainer,
     plain,
     results,
@@ -47,13 +46,6 @@ PARAMETERS = [
     pytest.param(kind, marks=[] if kind in ("adam", "sparse-momentum-narrow", "no-state") else pytest.mark.matrix)
     for kind in KINDS
 ]
-SHARDED = functools.partial(make_strategy, "embrace", state_dict_type="sharded")
-
-
-def strategy_of(name: str) -> Any:
-    if name == "horovod":
-        return SHARDED(communication="horovod")
-    return SHARDED() if name == "sharded" else make_strategy(name)
 
 
 def save(strategy: str, folder: str, columns: int, sparse: bool, optimizer: str, world_size: int) -> Any:
@@ -70,19 +62,11 @@ def save(strategy: str, folder: str, columns: int, sparse: bool, optimizer: str,
     return results(model, trainer)
 
 
-@functools.cache
-def saved(get_ranks: Any, parent: Path, kind: str) -> tuple[Path, Path, Any]:
-    theirs, ours = parent / kind / "ddp", parent / kind / "embrace"
-    arguments = KINDS[kind]
-    expected = get_ranks(arguments[-1]).run(save, "ddp", str(theirs), *arguments)
-    assert_same(get_ranks(arguments[-1]).run(save, "sharded", str(ours), *arguments), expected)
-    return theirs, ours, expected
-
-
 @pytest.fixture(scope="module")
 def folders(ranks, tmp_path_factory):
     """By kind: DDP's files, our folders, and the results of these runs."""
-    return functools.partial(saved, ranks, tmp_path_factory.mktemp("sharded"))
+    parent = tmp_path_factory.mktemp("sharded")
+    return lambda kind: saved_by_both(save, "sharded", ranks, parent / kind, KINDS[kind])
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -118,14 +102,6 @@ def test_every_rank_writes_its_part(folders):
             else:
                 assert places == ["__0_0.distcp"], key
         assert {p.name for p in folder.glob("*.distcp")} == {f"__{rank}_0.distcp" for rank in owners}
-
-
-def resume(strategy: str, path: str, columns: int, sparse: bool, optimizer: str, world_size: int) -> Any:
-    """Goes on from a checkpoint with a model of other weights, to the end of the second epoch and one more."""
-    model = make_model(columns, sparse, optimizer, seed=77)
-    trainer = make_trainer(strategy_of(strategy), world_size, max_epochs=3)
-    trainer.fit(model, loader(3, 0, world_size), loader(2, 5, world_size), ckpt_path=path, weights_only=True)
-    return results(model, trainer), trainer.global_step
 
 
 @pytest.mark.parametrize("name", ["step-step=4.ckpt", pytest.param("last.ckpt", marks=pytest.mark.matrix)])
@@ -363,7 +339,7 @@ def test_columns_are_read_into_columns(ranks, folders, tmp_path):
     theirs, ours, _ = folders("adam")
     expected = ranks(2).run(resume, "ddp", str(theirs / "last.ckpt"), *KINDS["adam"])
     copy = shutil.copytree(ours / "last.ckpt", tmp_path / "last.ckpt")
-    for (state, losses, made), ((wanted, _)) in zip(ranks(2).run(go_on_built, str(copy), 2), expected):
+    for (state, losses, made), (wanted, *_) in zip(ranks(2).run(go_on_built, str(copy), 2), expected):
         assert made == []
         assert_same(state, wanted["state"], tolerance=1e-10)
         assert_same(losses, wanted["losses"], tolerance=1e-10)

@@ -24,6 +24,7 @@ from lightning.pytorch.plugins import AsyncCheckpointIO, Precision, TorchCheckpo
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from examples.benchmarks.own_ranks import status
 from lightning_embrace.checkpoint.agreement import CheckpointError
 from lightning_embrace.checkpoint.atomic import PARTIAL
 from lightning_embrace.checkpoint.ranks import KEY
@@ -204,13 +205,6 @@ class Large(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def status(name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(name):
-            return int(line.split()[1]) << 10
-    raise KeyError(name)
 
 
 def peak_of_saving(path: str) -> int:
