@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import tempfile
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
 
 #: smaller parameters stay in memory
 _LEAST = 1 << 20
+#: what may have been written to mapped files before their pages are let go
+_TOUCHED = 128 << 20
+#: what is copied at a time
+_PIECE = 1 << 24
+_LIBC = ctypes.CDLL(None)
 
 
 @contextmanager
@@ -21,26 +31,96 @@ def built_on_disk(folder: Path) -> Iterator[None]:
     """Inside, large parameters that modules are given have their numbers in files, which are mapped.
 
     A parameter keeps its identity, and whatever initialises it afterwards writes to it as it always has: the numbers
-    are those of construction in memory. What was written may leave memory whenever that is needed for something else.
-    The files have no name, and each is gone with its mapping.
+    are those of construction in memory. What was written leaves this process' memory soon afterwards, and the machine's
+    whenever that is needed for something else. The files have no name, and each is gone with its mapping.
 
     Args:
         folder: Where; it is made if it is missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    pages = _Pages()
 
     def move(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         del module, name
         if parameter is None or parameter.device.type != "cpu" or parameter.is_sparse:
             return
         if parameter.numel() * parameter.element_size() >= _LEAST and parameter.is_contiguous():
-            parameter.data = mapped_copy(parameter.data, folder)
+            with torch._C.DisableTorchFunction():  # what is done here is nothing of the user's
+                parameter.data = mapped_copy(parameter.data, folder)
+                pages.add(parameter)
 
     handle = register_module_parameter_registration_hook(move)
     try:
-        yield
+        with pages:
+            yield
     finally:
         handle.remove()
+        pages.let_go()
+
+
+class _Pages(TorchFunctionMode):
+    """Inside, pages of mapped parameters are let go once so much was written: they would count as this process' memory.
+
+    They stay in the page cache, from which the machine takes memory when it is needed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._mapped: dict[int, weakref.ref[nn.Parameter]] = {}  # by address
+        self._touched: set[int] = set()
+        self._nbytes = 0
+
+    def add(self, parameter: nn.Parameter) -> None:
+        """Takes note of a parameter that is mapped now."""
+        self._mapped[parameter.data_ptr()] = weakref.ref(parameter)
+        self._touch(parameter)
+
+    def let_go(self) -> None:
+        """Lets pages go. Of what is mapped for all to see, nothing is lost thereby."""
+        for address in self._touched:
+            parameter = self._mapped[address]()
+            # the user may have given it other memory meanwhile, whose pages would be lost
+            if parameter is not None and parameter.data_ptr() == address and is_mapped(parameter):
+                let_pages_go(parameter)
+        self._touched.clear()
+        self._nbytes = 0
+
+    def _touch(self, tensor: Tensor) -> None:
+        address = tensor.untyped_storage().data_ptr()
+        if address in self._mapped:
+            self._touched.add(address)
+            self._nbytes += tensor.nbytes
+            if self._nbytes >= _TOUCHED:
+                self.let_go()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Counts what functions are given first: what they write, if they write."""
+        result = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") != "__get__":  # of an attribute
+            given = next(iter((*args, *(kwargs or {}).values())), None)
+            if isinstance(given, Tensor) and given.device.type == "cpu" and not given.is_sparse:
+                self._touch(given)
+        return result
+
+
+def is_mapped(tensor: Tensor) -> bool:
+    """Whether a tensor's memory is a file that is mapped."""
+    return tensor.device.type == "cpu" and tensor.untyped_storage().filename is not None
+
+
+def let_pages_go(tensor: Tensor) -> None:
+    """Takes the pages of a file that is mapped for all to see out of this process' memory.
+
+    Args:
+        tensor: The whole file.
+    """
+    _LIBC.madvise(ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes), mmap.MADV_DONTNEED)
 
 
 def mapped_copy(tensor: Tensor, folder: Path) -> Tensor:
@@ -57,10 +137,15 @@ def mapped_copy(tensor: Tensor, folder: Path) -> Tensor:
     finally:
         os.unlink(path)
         os.close(descriptor)
-    return mapped.copy_(tensor)
+    written, given = (t.view(-1).view(torch.uint8) for t in (mapped, tensor))
+    for start in range(0, given.numel(), _PIECE):
+        piece = given[start : start + _PIECE]
+        if piece.any():  # the file is zero as it is; what torch.empty has made mostly is, too
+            written[start : start + _PIECE].copy_(piece)
+    return mapped
 
 
 def into_memory(parameter: nn.Parameter) -> None:
     """Takes a parameter that stays on the device out of its file."""
-    if parameter.device.type == "cpu" and parameter.untyped_storage().filename is not None:
+    if is_mapped(parameter):
         parameter.data = parameter.data.clone()

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from lightning_embrace.hydra.plan import Budget, Plan, Planned, UnitCost
 from lightning_embrace.hydra.sizes import human
-from lightning_embrace.hydra.traffic import traffic
+from lightning_embrace.hydra.traffic import total, traffic
 from lightning_embrace.plan import console_beside
 
 
@@ -25,12 +25,13 @@ def render_plan(units: Sequence[UnitCost], plan: Plan, budget: Budget, notes: Se
     Returns:
         The table; ``rich.print`` shows it.
     """
-    read, written = traffic(units, plan, budget.spilled_gradients)
+    moved = traffic(units, plan, budget.spilled_gradients)
     captions = [
         f"device {human(plan.device_bytes)} of {human(budget.device)}: {human(budget.glue)} outside of blocks,"
         f" {human(budget.working)} activations, {plan.slots} × {human(plan.slot_bytes)} for shards",
         f"host {human(plan.host_bytes)} of {human(budget.host)}, disk {human(plan.disk_bytes)}",
-        f"a step reads {human(read)} and writes {human(written)}",
+        f"a step reads {human(total(moved, 'read'))} ({human(moved['disk read'])} from the disk) and writes"
+        f" {human(total(moved, 'written'))} ({human(moved['disk written'])})",
         *notes,
     ]
     table = Table(title="Hydra", title_justify="left", caption="\n".join(captions))

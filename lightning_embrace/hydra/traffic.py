@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
 from lightning_embrace.hydra.plan import Plan, UnitCost
 
 
-def traffic(units: Sequence[UnitCost], plan: Plan, second_pass: bool) -> tuple[int, int]:
+def traffic(units: Sequence[UnitCost], plan: Plan, second_pass: bool) -> Counter[str]:
     """Follows shards through the slots for a step, in its steady state.
 
     Args:
@@ -17,30 +17,42 @@ def traffic(units: Sequence[UnitCost], plan: Plan, second_pass: bool) -> tuple[i
         second_pass: Shards are stepped when all gradients are there, and these wait in the store.
 
     Returns:
-        Bytes that a step reads from the store and writes to it. With a second pass each gradient is taken to be written
-        and read once; clipping and unscaling read and write them again.
+        Bytes by ``"host read"``, ``"host written"``, ``"disk read"``, ``"disk written"``, as the store counts them.
+        With a second pass each gradient is taken to be written and read once; clipping and unscaling read and write
+        them again.
     """
-    weights = [sum(units[i].weights for i in shard) for shard in plan.shards]
-    states = [sum(units[i].states for i in shard) for shard in plan.shards]
+    moved: Counter[str] = Counter()
+
+    def count(shard: int, kind: str, *parts: str) -> None:
+        for unit in plan.shards[shard]:
+            moved[f"{plan.places[unit]} {kind}"] += sum(getattr(units[unit], part) for part in parts)
+
     trained = [any(units[i].gradients for i in shard) for shard in plan.shards]
-    forward = [(shard, False) for shard in range(len(weights))]
+    forward = [(shard, False) for shard in range(len(plan.shards))]
     back = [(shard, not second_pass) for shard, _ in reversed(forward)]
     again = [(shard, True) for shard, _ in reversed(forward)] if second_pass else []
-    slots: OrderedDict[int, bool] = (
-        OrderedDict()
-    )  # the shard that was used last comes last; whether its states are there
+    # the shard that was used last comes last; whether its states are there
+    slots: OrderedDict[int, bool] = OrderedDict()
     for _ in range(2):  # the second time the slots hold what a step leaves behind
-        read = 0
+        moved.clear()
         for shard, stepping in [*forward, *back, *again]:
             if shard not in slots:
-                read += weights[shard]
+                count(shard, "read", "weights")
                 if len(slots) == plan.slots:
                     slots.popitem(last=False)
                 slots[shard] = False
             if stepping and trained[shard] and not slots[shard]:
-                read += states[shard]
+                count(shard, "read", "states")
                 slots[shard] = True
             slots.move_to_end(shard)
-    written = sum(w + s for w, s, t in zip(weights, states, trained) if t)
-    gradients = sum(w for w, t in zip(weights, trained) if t) if second_pass else 0
-    return read + gradients, written + gradients
+    for shard in (s for s, has_gradients in enumerate(trained) if has_gradients):
+        count(shard, "written", "weights", "states")
+        if second_pass:
+            count(shard, "read", "weights")
+            count(shard, "written", "weights")
+    return moved
+
+
+def total(moved: Counter[str], kind: str) -> int:
+    """Bytes that are ``"read"`` or ``"written"``, on whatever tier."""
+    return moved[f"host {kind}"] + moved[f"disk {kind}"]

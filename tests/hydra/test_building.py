@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lightning_embrace.hydra import session
+from lightning_embrace.hydra import building, session
 from lightning_embrace.hydra.building import built_on_disk
 from tests.hydra.runs import assert_same, fit, hydra
 
@@ -89,3 +89,34 @@ def test_small_parameters_stay_in_memory(tmp_path: Path) -> None:
     with built_on_disk(tmp_path):
         layer = nn.Linear(520, 520)
     assert in_files(layer) == 1 and layer.bias.untyped_storage().filename is None
+
+
+def resident(name: str) -> int:
+    """Bytes of this process' memory, from its status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
+
+
+def test_what_was_written_leaves_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a model is built, and when all of it is initialised once more; its numbers are there when they are read."""
+    monkeypatch.setattr(building, "_TOUCHED", 4 << 20)
+    rows = 4096  # 16 MiB each
+    before = resident("RssFile")
+    torch.manual_seed(0)
+    with built_on_disk(tmp_path):
+        layers = nn.ModuleList(nn.Embedding(rows, 1024) for _ in range(8))
+        for layer in layers:
+            nn.init.normal_(layer.weight, std=0.02)
+            assert resident("RssFile") - before < 64 << 20
+    torch.manual_seed(0)
+    plain = nn.ModuleList(nn.Embedding(rows, 1024) for _ in range(8))
+    for layer, other in zip(layers, plain):
+        nn.init.normal_(other.weight, std=0.02)
+        assert torch.equal(layer.weight, other.weight)
+
+
+def test_memory_that_the_user_gives_a_parameter_is_left_alone(tmp_path: Path) -> None:
+    with built_on_disk(tmp_path):
+        layer = nn.Linear(520, 520)
+        layer.weight.data = torch.ones(520, 520)
+    assert (layer.weight == 1).all()

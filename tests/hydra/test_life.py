@@ -138,10 +138,10 @@ def test_the_budget_is_kept_and_used(tmp_path: Path, prefetch: bool) -> None:
     peak, limit = model.peaks["device"]
     assert limit == 110 << 10 and 0.6 * limit < peak <= limit
     planned = strategy.planned
-    read, written = traffic(planned.units, planned.plan, second_pass=False)
+    moved = traffic(planned.units, planned.plan, second_pass=False)
     before, after = model.traffic[-2:]
-    assert after["disk read"] - before["disk read"] == read > 0
-    assert after["disk written"] - before["disk written"] == written > 0
+    for kind in ("disk read", "disk written"):
+        assert after[kind] - before[kind] == moved[kind] > 0
     once = sum(planned.plan.kept) + 1  # those that keep their activations, and the last one that moves
     assert model.runs[-1] - model.runs[-2] == 2 * 6 - once
     if prefetch:

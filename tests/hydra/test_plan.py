@@ -77,6 +77,17 @@ def test_traffic() -> None:
     """The first two and the last two are in the slots when they are needed again; each has its states read once."""
     plan = make_plan(UNITS, replace(BUDGET, device=1000))
     assert len(plan.shards) == 5 and plan.slots == 2
-    assert traffic(UNITS, plan, second_pass=False) == (5 * 200 + (10 - 2 - 2) * 100, 5 * (100 + 200))
-    read, written = traffic(UNITS, plan, second_pass=True)
-    assert (read, written) == (5 * 300 + (15 - 2 - 2) * 100, 5 * (100 + 200 + 100))
+    read = 5 * 200 + (10 - 2 - 2) * 100
+    assert traffic(UNITS, plan, second_pass=False) == {"host read": read, "host written": 5 * (100 + 200)}
+    read = 5 * 300 + (15 - 2 - 2) * 100
+    assert traffic(UNITS, plan, second_pass=True) == {"host read": read, "host written": 5 * (100 + 200 + 100)}
+
+
+def test_traffic_by_tier() -> None:
+    """What does not fit the host is read from the disk, and written there."""
+    plan = make_plan(UNITS, replace(BUDGET, device=1000, host=700 + 50, disk=True))
+    assert plan.places == ("host", "host", "disk", "disk", "disk")
+    moved = traffic(UNITS, plan, second_pass=False)
+    # the first two are in the slots when a step begins, and the last two when forward turns into backward
+    assert moved["host read"] == 2 * 200 + 2 * 100 and moved["host written"] == 2 * 300
+    assert moved["disk read"] == 3 * 200 + 4 * 100 and moved["disk written"] == 3 * 300
