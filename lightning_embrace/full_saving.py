@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch.optim import Optimizer
@@ -12,6 +11,7 @@ from torch.optim import Optimizer
 from lightning_embrace.checkpoint.atomic import local_path
 from lightning_embrace.checkpoint.io import plain_ios
 from lightning_embrace.checkpoint.readers import reader_at, reader_of_checkpoint, reader_of_state
+from lightning_embrace.checkpoint.span import span
 from lightning_embrace.checkpoint.writing import WritingMixin
 from lightning_embrace.construction import ConstructionMixin, check_full_saves
 from lightning_embrace.session import Session
@@ -27,7 +27,7 @@ class FullSavingMixin(WritingMixin, ConstructionMixin):
         """Lightning is about to begin: from here on a save is known from its beginning to its end."""
         super().connect(model)
         if model._trainer is not None:
-            _span(model.trainer, self._saves)
+            span(model.trainer, self._saves)
 
     def full_state_dict(self) -> dict[str, Any]:
         """The model's state dict with whole tables on every rank. Collective: call it on all ranks.
@@ -98,18 +98,3 @@ class FullSavingMixin(WritingMixin, ConstructionMixin):
             return
         with self._saving(self._reader(path, bool(weights_only)) if storage_options is None else "storage_options"):
             yield
-
-
-def _span(trainer: Any, around: Callable[..., AbstractContextManager[None]]) -> None:
-    """Makes a Trainer's `save_checkpoint` run inside a context, which is given the method's arguments. Only once."""
-    save = trainer.save_checkpoint
-    if getattr(save, "embrace", False):
-        return
-
-    @functools.wraps(save)
-    def inside(filepath: Any, *args: Any, **kwargs: Any) -> None:
-        with around(filepath, *args, **kwargs):
-            save(filepath, *args, **kwargs)
-
-    inside.embrace = True  # type: ignore[attr-defined]
-    vars(trainer)["save_checkpoint"] = inside

@@ -8,17 +8,15 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
-from zipfile import is_zipfile
 
 from torch.optim import Optimizer
 
 from lightning_embrace.checkpoint.agreement import read_nothing, read_together, write_together
-from lightning_embrace.checkpoint.damage import check_content, check_file, check_kind
+from lightning_embrace.checkpoint.damage import check_content
 from lightning_embrace.checkpoint.fitting import check_fits
 from lightning_embrace.checkpoint.io import plain_ios
-from lightning_embrace.checkpoint.layout import joined
-from lightning_embrace.checkpoint.mapped import load_mapped
 from lightning_embrace.checkpoint.optimizer_state import shard_optimizer_state
+from lightning_embrace.checkpoint.reading import read_file
 from lightning_embrace.session import Session
 from lightning_embrace.sharded_saving import ShardedSavingMixin
 from lightning_embrace.tables.modules import handle_of, is_sharded
@@ -76,18 +74,17 @@ class SavingMixin(ShardedSavingMixin):
         if Path(path).is_dir():
             content = self._read_folder(Path(path), options.get("weights_only"))
             return content, check_content(content)
-        number = check_file(path, self.local_rank, len(self.parallel_devices or (0,)))
         handles = [handle for module in self.lightning_module.modules() if (handle := handle_of(module)) is not None]
         shapes = {(h.table.rows, h.table.columns) for h in handles}
-        plain = type(self.checkpoint_io) in plain_ios(self.namespace)
-        if plain:
-            check_kind(path)
-        if shapes and plain and is_zipfile(path):
-            content = load_mapped(path, shapes, options.get("weights_only"))
-        else:
-            content = super().load_checkpoint(path, **options)
-        number ^= check_content(content)
-        return joined({}, content), number
+        return read_file(
+            path,
+            type(self.checkpoint_io) in plain_ios(self.namespace),
+            (lambda t: tuple(t.shape) in shapes) if shapes else None,
+            options.get("weights_only"),
+            partial(super().load_checkpoint, path, **options),
+            self.local_rank,
+            len(self.parallel_devices or (0,)),
+        )
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Loads weights, each rank its columns; of another model, none."""

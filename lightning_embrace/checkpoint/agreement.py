@@ -171,7 +171,7 @@ def why_not_written(path: str, parts: Sequence[Part], text: str, last: str | Non
     failed = _ranks(parts, Part.FAILED)
     kept = f"The last whole one is {last}." if last else "No other was written before it."
     return CheckpointError(
-        f"The checkpoint {path} could not be written on {_named(failed)}: {text.rstrip('.')}. {kept}"
+        f"The checkpoint {path} could not be written{_where(failed, parts)}: {text.rstrip('.')}. {kept}"
     )
 
 
@@ -196,6 +196,10 @@ def _said(error: Exception | None, world_size: int) -> str:
 
 def _ranks(parts: Sequence[int], kind: Part) -> list[int]:
     return [rank for rank, part in enumerate(parts) if part == kind]
+
+
+def _where(ranks: Sequence[int], parts: Sequence[Part]) -> str:
+    return f" on {_named(ranks)}" if len(parts) > 1 else ""
 
 
 def _named(ranks: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""torch's checkpoint files, with room for tables that are put together afterwards.
+"""torch's checkpoint files, with room for tensors that are put together afterwards.
 
 ``torch.save`` writes a zip archive: a pickle, and a record for each storage. Holes get records without content, which
 are holes in the file too until they are filled; everything else is torch's own code, and so is the layout.
@@ -6,6 +6,7 @@ are holes in the file too until they are filled; everything else is torch's own 
 
 from __future__ import annotations
 
+import math
 import pickle
 import struct
 import zipfile
@@ -45,6 +46,7 @@ def write_archive(file: BinaryIO, content: Any) -> list[tuple[Hole, Room]]:
         OSError: It could not be written.
     """
     sink, claims = _Sink(file), dict[int, tuple[TypedStorage, Hole]]()
+    storages: dict[int, TypedStorage] = {}
 
     class Pickler(pickle.Pickler):
         def reducer_override(self, obj: Any) -> Any:
@@ -54,26 +56,27 @@ def write_archive(file: BinaryIO, content: Any) -> list[tuple[Hole, Room]]:
             if not isinstance(obj, (Hole, _Values)):
                 return NotImplemented
             hole = obj if isinstance(obj, Hole) else obj.hole
-            storage = _claim(hole)
+            storage = storages.setdefault(hole.number, _claim(hole))
             claims[id(storage._untyped_storage)] = storage, hole
-            # as torch pickles a contiguous tensor that has its storage for itself
-            stride = (hole.content[1], 1)
-            return torch._utils._rebuild_tensor_v2, (storage, 0, hole.content, stride, False, OrderedDict())
+            # as torch pickles a dense tensor that has its storage for itself
+            layout = hole.content, hole.content_stride
+            return torch._utils._rebuild_tensor_v2, (storage, 0, *layout, False, OrderedDict())
 
     with serialization._open_zipfile_writer(sink) as writer:  # type: ignore[arg-type]
         records = _Records(writer, sink, claims)
         modules = SimpleNamespace(Pickler=Pickler)
         serialization._save(content, records, modules, serialization.DEFAULT_PROTOCOL, False)
     sink.check()
-    claims.clear()  # the class above lives until garbage is collected
+    claims.clear()
+    storages.clear()  # the class above lives until garbage is collected
     return _with_rooms(file, records.left) if records.left else []
 
 
 def _claim(hole: Hole) -> TypedStorage:
     """A storage that says it has the hole's size, and has one byte."""
-    storage = TypedStorage(wrap_storage=torch.UntypedStorage(1), dtype=hole.part_Ud.dtype, _internal=True)
-    rows, columns = hole.content
-    storage._size = lambda: rows * columns  # type: ignore[method-assign]
+    storage = TypedStorage(wrap_storage=torch.UntypedStorage(1), dtype=hole.dtype, _internal=True)
+    count = math.prod(hole.content)
+    storage._size = lambda: count  # type: ignore[method-assign]
     return storage
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import struct
 import zlib
 from collections.abc import Iterable
@@ -10,6 +12,8 @@ from typing import BinaryIO
 
 import torch
 from torch import Tensor
+
+from lightning_embrace.sizes import human_bytes
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,25 @@ def bytes_of(tensor: Tensor) -> memoryview:
     """A dense tensor's bytes in the order of its elements, without a copy where it is contiguous and on the CPU."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
+
+
+def check_disk(file: BinaryIO, nbytes: int) -> None:
+    """Refuses what would not fit on the disk, before it is written.
+
+    Args:
+        file: Open, on that disk.
+        nbytes: What is to be written.
+
+    Raises:
+        OSError: It would not fit.
+    """
+    disk = os.fstatvfs(file.fileno())
+    free = disk.f_bavail * disk.f_frsize
+    if nbytes > free:
+        raise OSError(
+            errno.ENOSPC,
+            f"{os.strerror(errno.ENOSPC)}: {human_bytes(nbytes)} are to be written, and {human_bytes(free)} are free",
+        )
 
 
 def fill(file: BinaryIO, room: Room, pieces: Iterable[Tensor]) -> None:

@@ -28,6 +28,10 @@ from lightning_embrace.tables.table import ShardedTable
 Writer = Callable[[BinaryIO, Any], list[tuple[Hole, Room]]]
 
 _END = -1
+_CURE = (
+    "`trainer.strategy.full_state_dict()`, called on all ranks, has them now; an `on_save_checkpoint` hook or an"
+    " overridden `state_dict` is given them."
+)
 
 
 class FullSave:
@@ -43,7 +47,7 @@ class FullSave:
         self._shards = shards
         self._words = words
         self._comm = shards.comm
-        self._holes: list[Hole] = []
+        self._holes: list[tuple[ShardedTable, Tensor]] = []
         #: makes a hole, None where values are read
         self.leave = self._leave if reader is None else None
 
@@ -61,8 +65,9 @@ class FullSave:
         return self._shards.full_optimizer_state(optimizer, to_all=False, leave=self.leave)
 
     def _leave(self, table: ShardedTable, part_Ud: Tensor, ids_U: Tensor | None = None) -> Hole:
-        hole = Hole.of(table, part_Ud, len(self._holes), ids_U)
-        self._holes.append(hole)
+        shape = table.rows, table.columns
+        hole = Hole.of(table.name, _CURE, len(self._holes), shape, part_Ud.dtype, ids_U=ids_U)
+        self._holes.append((table, part_Ud))
         return hole
 
     def write(self, content: Any, path: str, writer: Writer = write_archive) -> None:
@@ -78,7 +83,7 @@ class FullSave:
         """
         if self._comm.rank != 0:
             while (number := self._called(_END)) != _END:
-                for _ in self._pieces(self._holes[number]):
+                for _ in self._pieces(number):
                     pass
             return
         error: Exception | None = None
@@ -86,7 +91,7 @@ class FullSave:
             with written_whole(path) as file:
                 for hole, room in writer(file, content):
                     self._called(hole.number)
-                    fill(file, room, self._pieces(hole))
+                    fill(file, room, self._pieces(hole.number))
         except (ExchangeError, RankFailedError):
             raise
         except Exception as caught:  # of this rank alone: the others wait for the next call
@@ -99,5 +104,5 @@ class FullSave:
         """Rank 0 says which hole is filled next."""
         return int(self._words([number], "writing a checkpoint")[0][0])
 
-    def _pieces(self, hole: Hole) -> Any:
-        return gather_pieces(self._comm, hole.table, hole.part_Ud)
+    def _pieces(self, number: int) -> Any:
+        return gather_pieces(self._comm, *self._holes[number])

@@ -1,14 +1,13 @@
-"""What stands in a checkpoint for a whole table until the file is written: shape and dtype, without values."""
+"""What stands in a checkpoint for a large tensor until the file is written: shape and dtype, without values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from lightning_embrace.tables.table import ShardedTable
 
 #: what may be asked of a hole: nothing that needs values
 _KNOWN = {
@@ -31,39 +30,48 @@ _KNOWN = {
 
 
 class Hole(Tensor):
-    """The whole of a table's weight, or of a part of its optimizer state, before any rank has put it together.
+    """A tensor of a checkpoint before its values are there: those of a sharded table, or those that wait in a store.
 
     It can be put into dictionaries and taken out again; whoever reads values, copies or pickles it gets an error.
 
     Attributes:
-        table: The table.
-        part_Ud: This rank's columns, of all rows or of those of a sparse state.
-        ids_U: Which these are, on rank 0. None: all.
-        number: Which of a checkpoint's holes it is, the same on every rank.
+        number: Which of a checkpoint's holes it is, the same on every rank; equal ones are one tensor.
+        content: The shape of what it is filled with.
+        content_stride: How that lies in memory, in elements.
+        ids_U: Of a sparse state, the rows that it has, on rank 0. None: all.
+        stands_for: For people.
+        cure: Where the values are now, for whoever asks.
     """
 
-    table: ShardedTable
-    part_Ud: Tensor
-    ids_U: Tensor | None
     number: int
+    content: tuple[int, ...]
+    content_stride: tuple[int, ...]
+    ids_U: Tensor | None
+    stands_for: str
+    cure: str
 
     @staticmethod
-    def of(table: ShardedTable, part_Ud: Tensor, number: int, ids_U: Tensor | None = None) -> Hole:
-        """A hole [V, D] for what this rank has [U, d] of."""
-        hole = torch.empty(table.rows, table.columns, dtype=part_Ud.dtype, device="meta").as_subclass(Hole)
-        hole.table, hole.part_Ud, hole.number, hole.ids_U = table, part_Ud, number, ids_U
+    def of(
+        stands_for: str,
+        cure: str,
+        number: int,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        stride: Sequence[int] | None = None,
+        ids_U: Tensor | None = None,
+    ) -> Hole:
+        """A hole of some shape; ``stride`` may be given for one that is not contiguous."""
+        content = tuple(shape) if ids_U is None else (len(ids_U), *shape[1:])
+        hole = torch.empty(tuple(shape), dtype=dtype, device="meta").as_subclass(Hole)
+        hole.stands_for, hole.cure, hole.number, hole.ids_U = stands_for, cure, number, ids_U
+        hole.content = content
+        hole.content_stride = tuple(stride) if stride else tuple(torch.empty(content, device="meta").stride())
         return hole
 
     @property
-    def content(self) -> tuple[int, int]:
-        """The shape of what it is filled with: [U, D]."""
-        return self.part_Ud.shape[0], self.table.columns
-
-    @property
     def content_bytes(self) -> int:
-        """The bytes of that."""
-        rows, columns = self.content
-        return rows * columns * self.part_Ud.element_size()
+        """The bytes of what it is filled with."""
+        return math.prod(self.content) * self.element_size()
 
     @classmethod
     def __torch_function__(
@@ -72,11 +80,11 @@ class Hole(Tensor):
         """Says what it is, and nothing else."""
         if func in _KNOWN:
             return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        found = next((a for a in (*args, *(kwargs or {}).values()) if isinstance(a, Hole)), None)
         raise RuntimeError(
-            f"{getattr(func, '__name__', func)} was called on a table of a checkpoint that is being saved. Values"
-            " are put together when the file is written: `trainer.strategy.full_state_dict()`, called on all ranks, has"
-            " them now; an `on_save_checkpoint` hook or an overridden `state_dict` is given them."
+            f"{getattr(func, '__name__', func)} was called on {found!r}, a tensor of a checkpoint that is being saved."
+            f" Values are put together when the file is written: {'' if found is None else found.cure}"
         )
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f"Hole({self.table.name!r}, {tuple(self.shape)}, {self.dtype})"
+        return f"Hole({self.stands_for!r}, {tuple(self.shape)}, {self.dtype})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 from lightning_embrace.checkpoint.archive import write_archive
 from lightning_embrace.checkpoint.atomic import local_path, written_whole
@@ -49,6 +49,23 @@ def with_atomic_files(checkpoint_io: Any, namespace: Namespace) -> Any:
     if any(cls.__name__ == "_WrappingCheckpointIO" for cls in type(checkpoint_io).__mro__):
         checkpoint_io.checkpoint_io = _make(namespace)  # where there is one already, nothing happens
     return checkpoint_io
+
+
+class AtomicFilesMixin:
+    """A strategy whose files are there as a whole or not at all."""
+
+    namespace: ClassVar[Namespace]
+    _checkpoint_io: Any
+
+    @property
+    def checkpoint_io(self) -> Any:
+        """What writes files: as Lightning's, but each file is there as a whole or not at all."""
+        self._checkpoint_io = with_atomic_files(self._checkpoint_io, self.namespace)
+        return self._checkpoint_io
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, checkpoint_io: Any) -> None:
+        self._checkpoint_io = checkpoint_io
 
 
 def plain_ios(namespace: Namespace) -> tuple[type[Any], ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from torch import nn
@@ -68,13 +68,28 @@ def _in_state(model: nn.Module) -> Iterator[str]:
     for name, module in tables:
         if type(module)._save_to_state_dict is not SAVES_SHARDS:
             yield f"`_save_to_state_dict` of {_named(module, name)}"
-    # whatever holds a table: others are not given it
-    above = {name[:end] for name, _ in tables for end in (0, *_ends(name), len(name))}
+    yield from readers_above(model, [name for name, _ in tables])
+
+
+def readers_above(
+    model: nn.Module, names: Collection[str], ours: Callable[[Any], bool] = lambda hook: False
+) -> Iterator[str]:
+    """Looks for what is given the state dict of some modules as it is made: others are not.
+
+    Args:
+        model: The model.
+        names: Of the modules.
+        ours: Whether a hook reads nothing.
+
+    Returns:
+        Who, in a few words.
+    """
+    above = {name[:end] for name in names for end in (0, *_ends(name), len(name))}
     for name in sorted(above):
         module = model.get_submodule(name)
         if not _is(module, "state_dict", nn.Module):
             yield f"`state_dict` of {_named(module, name)}"
-        if module._state_dict_hooks:
+        if not all(ours(hook) for hook in module._state_dict_hooks.values()):
             yield f"a hook on the state dict of {_named(module, name)}"
 
 

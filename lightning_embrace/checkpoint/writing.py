@@ -12,7 +12,7 @@ from lightning_embrace.checkpoint.agreement import write_together
 from lightning_embrace.checkpoint.archive import write_archive
 from lightning_embrace.checkpoint.atomic import local_path, written_whole
 from lightning_embrace.checkpoint.full import FullSave, Writer
-from lightning_embrace.checkpoint.io import with_atomic_files
+from lightning_embrace.checkpoint.io import AtomicFilesMixin
 from lightning_embrace.checkpoint.readers import reader_of_state
 from lightning_embrace.checkpoint.weights import write_weights
 from lightning_embrace.comm.connect import Connection
@@ -21,11 +21,10 @@ from lightning_embrace.namespaces import Namespace
 from lightning_embrace.shards import Shards
 
 
-class WritingMixin(Base):
+class WritingMixin(AtomicFilesMixin, Base):
     """Writes files from rank 0."""
 
     namespace: ClassVar[Namespace]
-    _checkpoint_io: Any
     _connection: Connection | None
     _before_collective: Callable[[], None]
     #: the tables for as long as it takes, None: none is sharded. Collective
@@ -35,16 +34,6 @@ class WritingMixin(Base):
     #: a file that is being made
     _save: FullSave | None = None
     _said: frozenset[str] = frozenset()
-
-    @property
-    def checkpoint_io(self) -> Any:
-        """What writes files: as Lightning's, but each file is there as a whole or not at all."""
-        self._checkpoint_io = with_atomic_files(self._checkpoint_io, self.namespace)
-        return self._checkpoint_io
-
-    @checkpoint_io.setter
-    def checkpoint_io(self, checkpoint_io: Any) -> None:
-        self._checkpoint_io = checkpoint_io
 
     def save_weights(self, path: str | Path) -> None:
         """Writes the model's weights, with whole tables, as a safetensors file. Collective: call it on all ranks.

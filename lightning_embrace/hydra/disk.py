@@ -139,9 +139,9 @@ class DiskExtent:
         self._file = file
         self._offset = offset
 
-    def read(self, into: Tensor) -> None:
+    def read(self, into: Tensor, start: int = 0) -> None:
         """See :class:`~lightning_embrace.hydra.store.Extent`."""
-        self._file.read(self._offset, into)
+        self._file.read(self._offset + start, into)
 
     def write(self, source: Tensor) -> None:
         """See :class:`~lightning_embrace.hydra.store.Extent`."""

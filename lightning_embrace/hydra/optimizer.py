@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,11 +73,30 @@ class States:
             if _shares(state, nothing):
                 state.data = make(view)
 
-    def copies(self, memory: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """By ``id`` of the states that are away, their numbers, from memory that holds the section."""
-        for state, nothing, view in self._existing(memory):
-            if _shares(state, nothing):
-                yield id(state), view.clone()
+    def away(self) -> Iterator[tuple[int, Tensor]]:
+        """The states whose numbers are in the store, with their places in the section."""
+        for index, (spec, nothing) in enumerate(zip(self._unit.state_specs, self._stand_ins)):
+            state = self._find(spec)
+            if state is not None and _shares(state, nothing):
+                yield index, state
+
+    def take_out(self, states: Mapping[Any, dict[str, Any]], numbers: Mapping[int, int]) -> dict[int, Tensor]:
+        """Takes what belongs into the section out of states that are to be loaded, and leaves NaN there.
+
+        Args:
+            states: By the parameters' numbers; changed.
+            numbers: By ``id`` of parameters.
+
+        Returns:
+            By place in the section what was there.
+        """
+        taken = {}
+        for index, (spec, nothing) in enumerate(zip(self._unit.state_specs, self._stand_ins)):
+            state = states.get(numbers[id(self._unit.parameters[spec.parameter])])
+            value = state.get(spec.key) if isinstance(state, dict) else None
+            if isinstance(value, Tensor) and state is not None and value.shape == nothing.shape:
+                taken[index], state[spec.key] = value, nothing
+        return taken
 
     def leave(self) -> None:
         """See :class:`~lightning_embrace.hydra.unit.KeepsStates`."""

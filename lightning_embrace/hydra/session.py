@@ -19,9 +19,10 @@ from lightning_embrace.hydra.plan import Plan
 from lightning_embrace.hydra.shard import Shard
 from lightning_embrace.hydra.state_dicts import StateDicts
 from lightning_embrace.hydra.store import Store
+from lightning_embrace.hydra.stored import Stored
 from lightning_embrace.hydra.tape import Block, Call
 from lightning_embrace.hydra.transfer import Transfer
-from lightning_embrace.hydra.unit import Unit
+from lightning_embrace.hydra.unit import SectionName, Unit
 from lightning_embrace.memory import UNKNOWN, available_bytes
 from lightning_embrace.overlay import Overlay
 
@@ -69,7 +70,7 @@ class Session:
         self._taped = self._taped_before = 0
         self._held: Call | None = None
         modules = {id(m): m for b in partition.blocks for m in b.module.modules()}
-        self._state_dicts = StateDicts(list(modules.values()), self.read, self.write)
+        self.state_dicts = StateDicts(list(modules.values()), self.read, self.write)
         for block in self.blocks:
             self._overlay.lay(block.module, "_compiled_call_impl", block)
 
@@ -119,7 +120,7 @@ class Session:
         """Gives the blocks' calls back, and makes the parameters ordinary ones in host memory."""
         self._let_go()
         self._overlay.remove()
-        self._state_dicts.remove()
+        self.state_dicts.remove()
         try:
             self._close_transfer()
         finally:
@@ -142,24 +143,30 @@ class Session:
             self._transfer.close()
         self._transfer = None
 
+    def settle(self) -> None:
+        """Waits until the store has what steps have changed; raises what went wrong meanwhile."""
+        if self._transfer is not None:
+            self._transfer.settle()
+
     # ---- numbers ---------------------------------------------------------------------------------------------------
 
-    def read(self, parameter: nn.Parameter) -> Tensor | None:
-        """A copy of a parameter's numbers in host memory, wherever they are; None if it never leaves the device."""
+    def find(self, parameter: nn.Parameter) -> Stored | None:
+        """Where a parameter's numbers are; None if it never leaves the device."""
         unit = self._unit_of.get(id(parameter))
         if unit is None or unit.place == "device":
             return None
-        index = next(i for i, p in enumerate(unit.parameters) if p is parameter)
-        with torch.inference_mode(False), torch.no_grad():
-            return unit.weights.views(self.read_section(unit, "weights"))[index].clone()
+        return Stored(unit, "weights", next(i for i, p in enumerate(unit.parameters) if p is parameter))
 
-    def read_section(self, unit: Unit, section: str) -> Tensor:
-        """``"weights"`` or ``"states"`` of a unit that is in the store, in host memory."""
-        with torch.inference_mode(False):  # where somebody looks during validation
-            memory = allocate(getattr(unit, section).nbytes)
-        if memory.numel():
-            self.transfer.wait_for(lambda: unit.read(section, memory))
-        return memory
+    def read(self, parameter: nn.Parameter) -> Tensor | None:
+        """A copy of a parameter's numbers in host memory, wherever they are; None if it never leaves the device."""
+        stored = self.find(parameter)
+        return None if stored is None else stored.read(self.transfer)
+
+    def overwrite(self, unit: Unit, section: SectionName, memory: Tensor) -> None:
+        """Puts something in the place of what the store has of a unit."""
+        self._let_go()
+        self.transfer.forget(self._shard_of[unit])
+        self.transfer.wait_for(partial(unit.write, section, memory))
 
     def write(self, parameters: Sequence[nn.Parameter]) -> None:
         """Takes the numbers that parameters have now into the store, and makes them NaN."""
@@ -170,12 +177,12 @@ class Session:
             if unit is not None and unit.place != "device":
                 changed.setdefault(unit, set()).add(id(parameter))
         for unit, chosen in changed.items():
-            memory = self.read_section(unit, "weights")
+            memory = allocate(unit.weights.nbytes)
+            self.transfer.wait_for(partial(unit.read, "weights", memory))
             views = unit.weights.views(memory)
             pairs = [(p.data, v) for p, v in zip(unit.parameters, views) if id(p) in chosen]
             copy_all([p for p, _ in pairs], [v for _, v in pairs])
-            self.transfer.forget(self._shard_of[unit])
-            self.transfer.wait_for(lambda unit=unit, memory=memory: unit.write("weights", memory))  # type: ignore[misc]
+            self.overwrite(unit, "weights", memory)
             unit.leave()
 
     # ---- steps -----------------------------------------------------------------------------------------------------

@@ -28,6 +28,8 @@ class StateDicts:
         self._read = read
         self._write = write
         self._handles: list[RemovableHandle] = []
+        #: gives something in the place of a parameter's numbers, where these are not wanted now
+        self.leave: Callable[[nn.Parameter], Tensor | None] | None = None
         for module in modules:
             if any(p is not None for p in module._parameters.values()):
                 self._handles += [
@@ -35,6 +37,10 @@ class StateDicts:
                     module.register_load_state_dict_pre_hook(self._make_room),
                     module.register_load_state_dict_post_hook(self._take),
                 ]
+
+    def is_own(self, hook: Any) -> bool:
+        """Whether a hook on a module's state dict is one of these."""
+        return bool(hook == self._give)
 
     def remove(self) -> None:
         """Takes the hooks away."""
@@ -44,7 +50,7 @@ class StateDicts:
     def _give(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
         for name, parameter in module._parameters.items():
             if parameter is not None and prefix + name in state:
-                value = self._read(parameter)
+                value = (self.leave or self._read)(parameter)
                 if value is not None:
                     kept = isinstance(state[prefix + name], nn.Parameter)  # keep_vars
                     state[prefix + name] = nn.Parameter(value, parameter.requires_grad) if kept else value

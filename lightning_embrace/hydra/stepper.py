@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_embrace.checkpoint.mapped import unmapped
+from lightning_embrace.checkpoint.sharded import read_rest
 from lightning_embrace.hydra.constants import made_whole
+from lightning_embrace.hydra.layout import allocate
+from lightning_embrace.hydra.loading import check_kept, read_into
 from lightning_embrace.hydra.optimizer import States, narrowed
 from lightning_embrace.hydra.session import Session
 from lightning_embrace.hydra.shard import Shard
+from lightning_embrace.hydra.stored import Stored
 from lightning_embrace.hydra.trial import states_of
 from lightning_embrace.hydra.unit import StateSpec, Unit, is_away
 from lightning_embrace.overlay import Overlay
@@ -88,14 +93,6 @@ class Stepper:
         self._session.on_complete = None
         self._overlay.remove()
 
-    def adopt(self) -> None:
-        """Takes states that were loaded, and are ordinary tensors, to where their units are."""
-        for unit in self._session.units:
-            if unit.place != "device" and unit.states.nbytes:
-                memory = self._session.read_section(unit, "states")
-                self._of(unit).settle(memory)
-                self._session.transfer.wait_for(lambda u=unit, m=memory: u.write("states", m))  # type: ignore[misc]
-
     def make_whole(self) -> None:
         """Gives states of parameters on the device memory, where they are one number until now."""
         for parameter, states in self._optimizer.state.items():
@@ -104,18 +101,52 @@ class Stepper:
                     if isinstance(state, Tensor):
                         made_whole(state)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The optimizer's, with true numbers in host memory."""
+    def state_dict(self, leave: Callable[[Stored], Tensor] | None = None) -> dict[str, Any]:
+        """The optimizer's, with true numbers in host memory.
+
+        Args:
+            leave: Gives something in the place of each tensor that is in the store.
+        """
         packed = self._optimizer.state_dict()
-        true: dict[int, Tensor] = {}
-        for unit in self._session.units:
-            if unit.place != "device" and unit.states.nbytes:
-                true.update(self._of(unit).copies(self._session.read_section(unit, "states")))
+        leave = leave or (lambda stored: stored.read(self._session.transfer))
+        given = {
+            id(state): leave(Stored(unit, "states", index))
+            for unit in self._session.units
+            if unit.place != "device"
+            for index, state in self._of(unit).away()
+        }
         packed["state"] = {
-            index: {k: true.get(id(v), v) for k, v in state.items()} if isinstance(state, dict) else state
-            for index, state in packed["state"].items()
+            number: {k: given.get(id(v), v) for k, v in state.items()} if isinstance(state, dict) else state
+            # in the parameters' order, in which plain training makes them; what belongs to none comes last
+            for number, state in sorted(packed["state"].items(), key=_number)
         }
         return packed
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Loads a state dict. What belongs into the store goes there unit by unit.
+
+        Args:
+            state_dict: The optimizer's. It is not changed, and nothing keeps its tensors: they may be mapped, or still
+                in a folder.
+
+        Raises:
+            ValueError: It has states of another kind than those that were planned.
+        """
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        numbers = {id(p): number for number, p in enumerate(parameters)}
+        states = {n: dict(s) if isinstance(s, Mapping) else s for n, s in state_dict.get("state", {}).items()}
+        away = [unit for unit in self._session.units if unit.place != "device" and unit.state_specs]
+        taken = [self._of(unit).take_out(states, numbers) for unit in away]
+        check_kept(self._optimizer, states, [numbers[id(p)] for u in away for p in u.parameters if id(p) in numbers])
+        rest = unmapped(read_rest(states, lambda *_: None), is_away)
+        self._optimizer.load_state_dict({**state_dict, "state": rest})
+        for unit, values in zip(away, taken):
+            if values:
+                memory = allocate(unit.states.nbytes)
+                views = unit.states.views(memory)
+                read_into({index: views[index] for index in values}, values)
+                self._session.overwrite(unit, "states", memory)
+            self._of(unit).leave()
 
     # ---- steps -----------------------------------------------------------------------------------------------------
 
@@ -162,3 +193,7 @@ class Stepper:
 
     def _of(self, unit: Unit) -> States:
         return self._states[id(unit)]
+
+
+def _number(pair: tuple[Any, Any]) -> tuple[int, int]:
+    return (0, pair[0]) if isinstance(pair[0], int) else (1, 0)

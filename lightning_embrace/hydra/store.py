@@ -25,8 +25,8 @@ class Extent(Protocol):
 
     nbytes: int
 
-    def read(self, into: Tensor) -> None:
-        """Fills memory of its length, on any device; waits until it is there."""
+    def read(self, into: Tensor, start: int = 0) -> None:
+        """Fills memory on any device with whole pages from a page on; waits until they are there."""
 
     def write(self, source: Tensor) -> None:
         """Keeps what memory of its length holds; waits until it may be changed again."""
@@ -44,11 +44,11 @@ class HostExtent:
         self._ledger = ledger
         self._traffic = traffic
 
-    def read(self, into: Tensor) -> None:
+    def read(self, into: Tensor, start: int = 0) -> None:
         """See :class:`Extent`."""
         assert self._memory is not None
-        into.copy_(self._memory)
-        self._traffic["host read"] += self.nbytes
+        into.copy_(self._memory[start : start + into.numel()])
+        self._traffic["host read"] += into.numel()
 
     def write(self, source: Tensor) -> None:
         """See :class:`Extent`."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
-from lightning_embrace.checkpoint.agreement import CheckpointError
 from lightning_embrace.hydra.building import built_on_disk
 from lightning_embrace.hydra.config import Blocks, HydraConfig
 from lightning_embrace.hydra.constants import Constants
@@ -22,19 +21,15 @@ from lightning_embrace.hydra.planning import default_sizes, glue_room, plan_of, 
 from lightning_embrace.hydra.precision import SpilledPrecision
 from lightning_embrace.hydra.refusals import check_callbacks, check_model, check_optimizers
 from lightning_embrace.hydra.render import show
+from lightning_embrace.hydra.saving import SavingMixin
 from lightning_embrace.hydra.session import Session
 from lightning_embrace.hydra.stepper import Stepper
 from lightning_embrace.hydra.store import Store
 from lightning_embrace.hydra.when import why_second_pass
 from lightning_embrace.namespaces import LIGHTNING, Namespace, shown
 
-if TYPE_CHECKING:
-    _Base = SingleDeviceStrategy
-else:
-    _Base = object
 
-
-class HydraMixin(_Base):
+class HydraMixin(SavingMixin):
     """The strategy without its base class, which differs between the two namespaces of Lightning."""
 
     namespace: ClassVar[Namespace]
@@ -71,6 +66,8 @@ class HydraMixin(_Base):
         self._why_second_pass: str | None = None
         self._pilot: Pilot | None = None
         self._largest_batch = 0
+        self._torn = False
+        self._checkpoints: list[str] = []
         #: the last plan, and what it was made of
         self.planned: Planned | None = None
 
@@ -141,6 +138,7 @@ class HydraMixin(_Base):
                 with Constants([p for unit in session.units for p in unit.parameters]):
                     self.setup_optimizers(trainer)
                 self._take_optimizer(session, trainer)
+                self._torn = False
             self._plan(session, self.model, None)
         except BaseException:
             self._give_up()
@@ -188,34 +186,10 @@ class HydraMixin(_Base):
         if precision is not None:
             precision.remove()
         if stepper is not None:
+            self._torn = stepper.torn
             stepper.remove()
         if session is not None:
             session.release()
-
-    # ---- state -----------------------------------------------------------------------------------------------------
-
-    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """The optimizer's state with true numbers."""
-        return super().optimizer_state(optimizer) if self._stepper is None else self._stepper.state_dict()
-
-    def load_optimizer_state_dict(self, checkpoint: Any) -> None:
-        """Loads the optimizer's state, and moves it to where its parameters are."""
-        super().load_optimizer_state_dict(checkpoint)
-        if self._stepper is not None:
-            self._stepper.adopt()
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Saves, unless a step was interrupted between its first and its last shard.
-
-        Raises:
-            CheckpointError: It was: some parameters have made the step, and others have not.
-        """
-        if self._stepper is not None and self._stepper.torn:
-            raise CheckpointError(
-                f"HydraStrategy: {filepath} is not written. An optimizer step was interrupted after some blocks and"
-                " before others, and a file with such parameters would look like any other. Go on from the last one."
-            )
-        super().save_checkpoint(checkpoint, filepath, storage_options)
 
     # ---- steps -----------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from lightning_embrace.hydra.layout import allocate
 from lightning_embrace.hydra.ledger import BudgetError, Ledger
 from lightning_embrace.hydra.shard import Shard
 from lightning_embrace.hydra.store import Store
-from lightning_embrace.hydra.unit import Unit
+from lightning_embrace.hydra.unit import SectionName, Unit
 
 
 class Slot:
@@ -266,11 +266,11 @@ class Transfer:
         return future
 
 
-def _read(section: str, portions: Sequence[tuple[Unit, Tensor]]) -> None:
+def _read(section: SectionName, portions: Sequence[tuple[Unit, Tensor]]) -> None:
     for unit, memory in portions:
         unit.read(section, memory)
 
 
-def _write(section: str, portions: Sequence[tuple[Unit, Tensor]]) -> None:
+def _write(section: SectionName, portions: Sequence[tuple[Unit, Tensor]]) -> None:
     for unit, memory in portions:
         unit.write(section, memory)

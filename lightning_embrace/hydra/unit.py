@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from lightning_embrace.hydra.layout import Section, Shape, allocate, copy_all, lay_out
 from lightning_embrace.hydra.plan import Place
 from lightning_embrace.hydra.store import Extent, Store
+
+SectionName = Literal["weights", "states"]
 
 
 class StateSpec(NamedTuple):
@@ -227,11 +229,15 @@ class Unit:
 
     # ---- moving ----------------------------------------------------------------------------------------------------
 
-    def read(self, section: str, into: Tensor) -> None:
-        """Fills memory with ``"weights"`` or ``"states"`` from the store."""
-        self._extents[section].read(into)
+    def read(self, section: SectionName, into: Tensor, start: int = 0) -> None:
+        """Fills memory with ``"weights"`` or ``"states"`` from the store, from a page on."""
+        self._extents[section].read(into, start)
 
-    def write(self, section: str, source: Tensor) -> None:
+    def section(self, name: SectionName) -> Section:
+        """Where the tensors of one lie."""
+        return self.weights if name == "weights" else self.states
+
+    def write(self, section: SectionName, source: Tensor) -> None:
         """Keeps them in the store."""
         self._extents[section].write(source)
 

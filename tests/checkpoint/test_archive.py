@@ -99,10 +99,11 @@ def test_without_holes(tmp_path: Path) -> None:
 
 def test_a_sparse_state(tmp_path: Path) -> None:
     """Its rows are filled in, and it is the sparse tensor that torch saves."""
-    table, ids, values = make_hole(9, 6).table, torch.tensor([1, 4, 7]), torch.randn(3, 6)
+    ids, values = torch.tensor([1, 4, 7]), torch.randn(3, 6)
     path = tmp_path / "file"
     with path.open("w+b") as file:
-        rooms = write_archive(file, {"a": Hole.of(table, values[:, :3], 0, ids)})  # type: ignore[arg-type]
+        hole = Hole.of("words", "", 0, (9, 6), torch.float32, ids_U=ids)
+        rooms = write_archive(file, {"a": hole})  # type: ignore[arg-type]
         fill(file, rooms[0][1], values.split(2))  # type: ignore[arg-type]
     sparse = torch.sparse_coo_tensor(ids.unsqueeze(0), values, (9, 6), is_coalesced=True, check_invariants=False)
     buffer = io.BytesIO()
@@ -110,6 +111,21 @@ def test_a_sparse_state(tmp_path: Path) -> None:
     assert path.stat().st_size == len(buffer.getvalue())
     loaded = torch.load(path, weights_only=True)["a"]
     assert loaded.is_coalesced() and torch.equal(loaded.indices()[0], ids) and torch.equal(loaded.values(), values)
+
+
+def test_strides_and_twins(tmp_path: Path) -> None:
+    """A tensor that is not contiguous is as it was, and two holes of one number are one storage."""
+    values = torch.arange(24.0).view(4, 6).t()
+    holes = [Hole.of("w", "", 3, (6, 4), torch.float32, (1, 6)) for _ in range(2)]
+    ours, theirs = tmp_path / "ours", io.BytesIO()
+    with ours.open("w+b") as file:
+        [(hole, room)] = write_archive(file, holes)  # type: ignore[arg-type]
+        assert hole.number == 3
+        fill(file, room, values.t().reshape(-1).split(5))  # type: ignore[arg-type]
+    torch.save([values, values.detach()], theirs)
+    assert ours.stat().st_size == len(theirs.getvalue())
+    first, second = torch.load(ours, weights_only=True)
+    assert torch.equal(first, values) and first.stride() == (1, 6) and first.data_ptr() == second.data_ptr()
 
 
 def test_an_empty_table(tmp_path: Path) -> None:

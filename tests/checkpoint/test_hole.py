@@ -10,16 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from lightning_embrace.checkpoint.hole import Hole
-from lightning_embrace.tables.table import ShardedTable
 
 
 def make_hole(rows: int = 4, columns: int = 6, dtype: torch.dtype = torch.float32, number: int = 0) -> Hole:
-    """What rank 0 of two has of a table."""
-    part = nn.Parameter(torch.arange(rows * columns, dtype=dtype).view(rows, columns)[:, : columns // 2])
-    return Hole.of(ShardedTable(0, "words", part, False, columns, 0, 2), part.detach(), number)
+    """What stands for a table."""
+    return Hole.of("words", "call `full_state_dict`.", number, (rows, columns), dtype)
 
 
 def test_it_says_what_it_is() -> None:
@@ -30,7 +27,7 @@ def test_it_says_what_it_is() -> None:
     assert (hole.numel(), hole.element_size(), hole.nbytes, hole.size(1)) == (24, 2, 48, 6)
     assert not hole.is_sparse and not hole.requires_grad and hole.is_floating_point()
     assert "words" in repr(hole)
-    assert {"a": hole}["a"] is hole and hole.part_Ud.shape == (4, 3)
+    assert {"a": hole}["a"] is hole and hole.content_bytes == 48
 
 
 @pytest.mark.parametrize(
