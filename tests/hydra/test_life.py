@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader
 
 import lightning_embrace.pytorch_lightning
 from lightning_embrace import CheckpointError, HydraStrategy
+from lightning_embrace.hydra.errors import BlockError
 from lightning_embrace.hydra.plan import DoesNotFitError
 from lightning_embrace.hydra.refusals import check_model
-from lightning_embrace.hydra.tape import BlockError
 from lightning_embrace.hydra.traffic import traffic
 from lightning_embrace.hydra.trial import CoupledOptimizerError
 from lightning_embrace.namespaces import LIGHTNING
@@ -110,7 +110,7 @@ class Watching(zoo.Stack):
         self.runs: list[int] = []
         self.traffic: list[dict[str, int]] = []
         for block in self.blocks:
-            block.register_forward_hook(lambda *_: self.there.append([self._has(b) for b in self.blocks]))
+            block[0].register_forward_hook(lambda *_: self.there.append([self._has(b) for b in self.blocks]))
 
     @staticmethod
     def _has(block: nn.Module) -> bool:

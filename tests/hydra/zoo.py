@@ -87,6 +87,30 @@ class InPlace(Stack):
         return (self.last(h) - y).pow(2).mean()
 
 
+class Shared(Base):
+    """Gives all blocks one tensor that is trained, too."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = feed_forward()
+
+        def forward(self, h: Tensor, shared: Tensor) -> Tensor:
+            return torch.tanh(h + self.body(h) * torch.sigmoid(shared) + 0.1 * shared)
+
+    def __init__(self, optimizer: Callable[[Any], Any] = sgd) -> None:
+        super().__init__(optimizer)
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(self.Block() for _ in range(6))
+        self.last = nn.Linear(WIDTH, 1)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        h, shared = x, self.first(x)
+        for block in self.blocks:
+            h = block(h, shared)
+        return (self.last(h) - y).pow(2).mean()
+
+
 class Skips(Stack):
     """Long skips, the first over all blocks."""
 
@@ -179,6 +203,12 @@ def spectral_norm() -> nn.Module:
     )
 
 
+def weight_norm() -> nn.Module:
+    return nn.Sequential(
+        parametrizations.weight_norm(nn.Linear(WIDTH, 2 * WIDTH)), nn.Tanh(), nn.Linear(2 * WIDTH, WIDTH)
+    )
+
+
 @dataclass
 class State:
     """What a block is given and returns."""
@@ -233,6 +263,51 @@ class Seq2Seq(Base):
         return nn.functional.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
 
 
+class Recurrent(Base):
+    """LSTMs, each of which is given its own state of the step before."""
+
+    def __init__(self, optimizer: Callable[[Any], Any] = sgd) -> None:
+        super().__init__(optimizer)
+        self.words = nn.Embedding(19, WIDTH)
+        self.layers = nn.ModuleList(nn.LSTM(WIDTH, WIDTH, batch_first=True) for _ in range(4))
+        self.head = nn.Linear(WIDTH, 19)
+        self.states: list[Any] = [None] * 4
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        h = self.words(x)
+        for index, layer in enumerate(self.layers):
+            h, state = layer(h, self.states[index])
+            self.states[index] = tuple(t.detach() for t in state)
+        return nn.functional.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
+
+
+class MixedDtypes(Base):
+    """Blocks whose parameters are of several dtypes, in a model of another one."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(WIDTH, dtype=torch.float64)
+            self.up = nn.Linear(WIDTH, 2 * WIDTH, dtype=torch.bfloat16)
+            self.down = nn.Linear(2 * WIDTH, WIDTH)
+            self.shift = nn.Parameter(torch.tensor(0.5, dtype=torch.float16))
+            self.order = nn.Parameter(torch.randperm(WIDTH), requires_grad=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.up(self.norm(x.double()).bfloat16())
+            return self.down(torch.tanh(h).float())[:, self.order] + self.shift
+
+    def __init__(self, optimizer: Callable[[Any], Any] = sgd) -> None:
+        super().__init__(optimizer)
+        self.blocks = nn.ModuleList(self.Block() for _ in range(6))
+        self.last = nn.Linear(WIDTH, 1)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return (self.last(x) - y).pow(2).mean()
+
+
 class Language(Base):
     """Its embedding and its head are larger than its blocks."""
 
@@ -280,3 +355,29 @@ class Grouped(Stack):
         )
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 5))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class OneCycle(Stack):
+    """A scheduler that changes rate and momentum with every batch."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=STEPS)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class Plateau(Stack):
+    """A scheduler that is told the loss."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.make_optimizer(self.parameters())
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1, factor=0.5)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step", "monitor": "loss", "strict": False},
+        }
