@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 #: smaller parameters stay in memory
-_LEAST = 1 << 20
+LEAST = 1 << 20
 #: what may have been written to mapped files before their pages are let go
 _TOUCHED = 128 << 20
 #: what is copied at a time
@@ -38,15 +38,16 @@ def built_on_disk(folder: Path) -> Iterator[None]:
         folder: Where; it is made if it is missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    pages = _Pages()
+    pages = _Pages(folder)
 
     def move(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         del module, name
-        if parameter is None or parameter.device.type != "cpu" or parameter.is_sparse:
+        if parameter is None:
             return
-        if parameter.numel() * parameter.element_size() >= _LEAST and parameter.is_contiguous():
-            with torch._C.DisableTorchFunction():  # what is done here is nothing of the user's
+        with torch._C.DisableTorchFunction():  # what is done here is nothing of the user's
+            if _is_large(parameter) and not is_mapped(parameter):
                 parameter.data = mapped_copy(parameter.data, folder)
+            if is_mapped(parameter):
                 pages.add(parameter)
 
     handle = register_module_parameter_registration_hook(move)
@@ -61,11 +62,16 @@ def built_on_disk(folder: Path) -> Iterator[None]:
 class _Pages(TorchFunctionMode):
     """Inside, pages of mapped parameters are let go once so much was written: they would count as this process' memory.
 
-    They stay in the page cache, from which the machine takes memory when it is needed.
+    They stay in the page cache, from which the machine takes memory when it is needed. What ``torch.empty`` makes is in
+    a file from the beginning.
+
+    Args:
+        folder: Where files are.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__()
+        self._folder = folder
         self._mapped: dict[int, weakref.ref[nn.Parameter]] = {}  # by address
         self._touched: set[int] = set()
         self._nbytes = 0
@@ -73,7 +79,6 @@ class _Pages(TorchFunctionMode):
     def add(self, parameter: nn.Parameter) -> None:
         """Takes note of a parameter that is mapped now."""
         self._mapped[parameter.data_ptr()] = weakref.ref(parameter)
-        self._touch(parameter)
 
     def let_go(self) -> None:
         """Lets pages go. Of what is mapped for all to see, nothing is lost thereby."""
@@ -93,6 +98,11 @@ class _Pages(TorchFunctionMode):
             if self._nbytes >= _TOUCHED:
                 self.let_go()
 
+    @staticmethod
+    def _on_cpu(device: Any = None, requires_grad: bool = False, out: Any = None, **_: Any) -> bool:
+        wanted = torch.get_default_device() if device is None else torch.device(device)
+        return wanted.type == "cpu" and not requires_grad and out is None
+
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -101,6 +111,10 @@ class _Pages(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Counts what functions are given first: what they write, if they write."""
+        if func is torch.empty and self._on_cpu(**(kwargs or {})):
+            made = torch.empty(*args, **{**(kwargs or {}), "device": "meta"})
+            if made.nbytes >= LEAST and made.is_contiguous():
+                return mapped_like(made, self._folder)
         result = func(*args, **(kwargs or {}))
         if getattr(func, "__name__", "") != "__get__":  # of an attribute
             given = next(iter((*args, *(kwargs or {}).values())), None)
@@ -123,6 +137,27 @@ def let_pages_go(tensor: Tensor) -> None:
     _LIBC.madvise(ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes), mmap.MADV_DONTNEED)
 
 
+def mapped_like(tensor: Tensor, folder: Path) -> Tensor:
+    """Zeros in a file that has no name and is mapped, of a tensor's shape and dtype.
+
+    Args:
+        tensor: Contiguous.
+        folder: Where the file is.
+    """
+    descriptor, path = tempfile.mkstemp(prefix=".hydra-", suffix=".parameter", dir=folder)
+    try:
+        os.posix_fallocate(descriptor, 0, tensor.numel() * tensor.element_size())  # a hole could not be filled later
+        return torch.from_file(path, shared=True, size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
+    finally:
+        os.unlink(path)
+        os.close(descriptor)
+
+
+def _is_large(tensor: Tensor) -> bool:
+    dense = tensor.device.type == "cpu" and tensor.layout == torch.strided
+    return dense and tensor.nbytes >= LEAST and tensor.is_contiguous()
+
+
 def mapped_copy(tensor: Tensor, folder: Path) -> Tensor:
     """The same numbers in a file that has no name and is mapped.
 
@@ -130,18 +165,13 @@ def mapped_copy(tensor: Tensor, folder: Path) -> Tensor:
         tensor: Contiguous, on the CPU.
         folder: Where the file is.
     """
-    descriptor, path = tempfile.mkstemp(prefix=".hydra-", suffix=".parameter", dir=folder)
-    try:
-        os.posix_fallocate(descriptor, 0, tensor.numel() * tensor.element_size())  # a hole could not be filled later
-        mapped = torch.from_file(path, shared=True, size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
-    finally:
-        os.unlink(path)
-        os.close(descriptor)
+    mapped = mapped_like(tensor, folder)
     written, given = (t.view(-1).view(torch.uint8) for t in (mapped, tensor))
     for start in range(0, given.numel(), _PIECE):
         piece = given[start : start + _PIECE]
-        if piece.any():  # the file is zero as it is; what torch.empty has made mostly is, too
+        if piece.any():  # the file is zero as it is
             written[start : start + _PIECE].copy_(piece)
+    let_pages_go(mapped)
     return mapped
 
 

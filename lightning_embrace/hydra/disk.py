@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import weakref
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor
 
 from lightning_embrace.hydra.layout import allocate
+from lightning_embrace.hydra.locked import lock_pages
+from lightning_embrace.hydra.ranges import Ranges
 from lightning_embrace.hydra.sizes import human
 
 #: what one call moves
@@ -49,7 +52,7 @@ class DiskFile:
             self.direct = False
             self._descriptor = os.open(path, flags, 0o600)
         path.unlink()
-        self._end = 0
+        self._used = Ranges()
         self._staging: Tensor | None = None
 
     def reserve(self, nbytes: int) -> DiskExtent:
@@ -58,19 +61,31 @@ class DiskFile:
         Raises:
             OSError: There is no room; nothing was allocated.
         """
+        before = self._used.end
+        offset = self._used.take(nbytes)
+        more = self._used.end - before
         free = shutil.disk_usage(self._folder).free
-        if nbytes + _SPARE > free:
-            raise OSError(
-                errno.ENOSPC,
-                f"{human(nbytes)} more are to be spilled to {self._folder}, beside {human(self._end)} that are"
-                f" there, and its disk has {human(free)} free, of which {human(_SPARE)} are left to others. Give"
-                " HydraStrategy(disk=...) a folder on another disk, or more host_memory.",
-            )
-        if nbytes:
-            os.posix_fallocate(self._descriptor, self._end, nbytes)
-        extent = DiskExtent(self, self._end, nbytes)
-        self._end += nbytes
-        return extent
+        try:
+            if more and more + _SPARE > free:
+                raise OSError(
+                    errno.ENOSPC,
+                    f"{human(more)} more are to be spilled to {self._folder}, beside {human(before)} that are"
+                    f" there, and its disk has {human(free)} free, of which {human(_SPARE)} are left to others. Give"
+                    " HydraStrategy(disk=...) a folder on another disk, or more host_memory.",
+                )
+            if more:
+                os.posix_fallocate(self._descriptor, before, more)
+        except OSError:
+            self.give_back(offset, nbytes)
+            raise
+        return DiskExtent(self, offset, nbytes)
+
+    def give_back(self, offset: int, nbytes: int) -> None:
+        """Pages are free: others may be there, and the disk has them again where they were the last ones."""
+        before = self._used.end
+        self._used.give(offset, nbytes)
+        if self._used.end < before:
+            os.ftruncate(self._descriptor, self._used.end)
 
     def read(self, offset: int, into: Tensor) -> None:
         """Reads pages into memory of any device."""
@@ -127,7 +142,9 @@ class DiskFile:
 
     def _stage(self) -> Tensor:
         if self._staging is None:
-            self._staging = allocate(_PIECE, pin=torch.cuda.is_available())
+            self._staging = allocate(_PIECE)
+            if torch.cuda.is_available():
+                weakref.finalize(self, lock_pages(self._staging))
         return self._staging
 
 
@@ -147,5 +164,10 @@ class DiskExtent:
         """See :class:`~lightning_embrace.hydra.store.Extent`."""
         self._file.write(self._offset, source)
 
+    def memory(self) -> Tensor:
+        """See :class:`~lightning_embrace.hydra.store.Extent`."""
+        return allocate(self.nbytes)
+
     def close(self) -> None:
-        """See :class:`~lightning_embrace.hydra.store.Extent`. The pages go with the file."""
+        """See :class:`~lightning_embrace.hydra.store.Extent`."""
+        self._file.give_back(self._offset, self.nbytes)

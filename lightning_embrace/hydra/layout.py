@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -95,21 +97,27 @@ def whole_pages(nbytes: int) -> int:
     return -(-nbytes // PAGE) * PAGE
 
 
-def allocate(nbytes: int, device: torch.device | None = None, pin: bool = False) -> Tensor:
+def allocate(nbytes: int, device: torch.device | None = None) -> Tensor:
     """A run of bytes that begins at a page.
+
+    On the host it is a mapping of its own, and gone when nobody has it: malloc would keep holes of its size, which no
+    other aligned run fits.
 
     Args:
         nbytes: How many, whole pages.
         device: Where; None: the host.
-        pin: Whether a CUDA device can reach it.
 
     Returns:
         uint8 ``[nbytes]``, not initialised.
     """
     if device is not None and device.type != "cpu":
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
-    memory = torch.empty(nbytes + PAGE, dtype=torch.uint8, pin_memory=pin)
-    return memory[-memory.data_ptr() % PAGE :][:nbytes]
+    if not nbytes:
+        return torch.empty(0, dtype=torch.uint8)
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):
+        pages.madvise(mmap.MADV_HUGEPAGE)  # far fewer faults where the machine has huge pages
+    return torch.frombuffer(pages, dtype=torch.uint8)
 
 
 def copy_all(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:

@@ -61,6 +61,10 @@ class States:
         self.collect(memory)
         self.leave()
 
+    def any_exist(self) -> bool:
+        """See :class:`~lightning_embrace.hydra.unit.KeepsStates`."""
+        return any(self._find(spec) is not None for spec in self._unit.state_specs)
+
     def collect(self, memory: Tensor) -> None:
         """See :class:`~lightning_embrace.hydra.unit.KeepsStates`."""
         for state, nothing, view in self._existing(memory):

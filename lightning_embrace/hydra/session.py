@@ -9,8 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from lightning_embrace.hydra.building import into_memory, mapped_copy
+from lightning_embrace.hydra.building import into_memory
 from lightning_embrace.hydra.layout import allocate, copy_all
+from lightning_embrace.hydra.leaving import maker_for
 from lightning_embrace.hydra.ledger import Ledger
 from lightning_embrace.hydra.order import Order
 from lightning_embrace.hydra.partition import Partition
@@ -23,7 +24,6 @@ from lightning_embrace.hydra.stored import Stored
 from lightning_embrace.hydra.tape import Block, Call
 from lightning_embrace.hydra.transfer import Transfer
 from lightning_embrace.hydra.unit import SectionName, Unit
-from lightning_embrace.memory import UNKNOWN, available_bytes
 from lightning_embrace.overlay import Overlay
 
 #: a shard, and whether its states are needed as well
@@ -124,19 +124,14 @@ class Session:
         try:
             self._close_transfer()
         finally:
-            make = self._ordinary()
-            for unit in self.units:
+            budget = self.ledgers["host"].limit
+            if budget is not None and self.device.type == "cpu":
+                budget += self.ledgers["device"].limit or 0
+            make = maker_for(self.units, self.store.folder, budget)
+            for unit in reversed(self.units):  # the store's file is cut off from its end
                 unit.take_place("device", self.store, make)
                 unit.forget_gradients()
             self.store.close()
-
-    def _ordinary(self) -> Callable[[Tensor], Tensor]:
-        """What makes ordinary tensors in host memory, or in mapped files where they do not fit there."""
-        need = sum(u.weights.nbytes + u.states.nbytes for u in self.units if u.place != "device")
-        room = available_bytes()
-        if self.store.folder is None or need < room or room == UNKNOWN:
-            return torch.clone
-        return partial(mapped_copy, folder=self.store.folder)
 
     def _close_transfer(self) -> None:
         if self._transfer is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from pathlib import Path
 from typing import Literal, Protocol
@@ -12,6 +13,7 @@ from torch import Tensor
 from lightning_embrace.hydra.disk import DiskExtent, DiskFile
 from lightning_embrace.hydra.layout import allocate
 from lightning_embrace.hydra.ledger import Ledger
+from lightning_embrace.hydra.locked import lock_pages
 
 Tier = Literal["host", "disk"]
 
@@ -31,18 +33,29 @@ class Extent(Protocol):
     def write(self, source: Tensor) -> None:
         """Keeps what memory of its length holds; waits until it may be changed again."""
 
+    def memory(self) -> Tensor:
+        """Memory of its length from which it can be written: its own, where it has any."""
+
     def close(self) -> None:
         """Gives its pages back."""
 
 
 class HostExtent:
-    """An extent in host memory, page-locked where the device is not the CPU."""
+    """An extent in host memory.
 
-    def __init__(self, memory: Tensor, ledger: Ledger, traffic: Counter[str]) -> None:
+    Args:
+        memory: uint8, whole pages.
+        ledger: On which the memory is entered.
+        traffic: Counts bytes.
+        locked: Its pages are locked, so that a CUDA device can reach them.
+    """
+
+    def __init__(self, memory: Tensor, ledger: Ledger, traffic: Counter[str], locked: bool = False) -> None:
         self.nbytes = memory.numel()
         self._memory: Tensor | None = memory
         self._ledger = ledger
         self._traffic = traffic
+        self._unlock = weakref.finalize(self, lock_pages(memory)) if locked else None
 
     def read(self, into: Tensor, start: int = 0) -> None:
         """See :class:`Extent`."""
@@ -53,11 +66,19 @@ class HostExtent:
     def write(self, source: Tensor) -> None:
         """See :class:`Extent`."""
         assert self._memory is not None
-        self._memory.copy_(source)
+        if source.data_ptr() != self._memory.data_ptr():
+            self._memory.copy_(source)
         self._traffic["host written"] += self.nbytes
+
+    def memory(self) -> Tensor:
+        """See :class:`Extent`."""
+        assert self._memory is not None
+        return self._memory
 
     def close(self) -> None:
         """See :class:`Extent`."""
+        if self._unlock is not None:
+            self._unlock()
         self._memory = None
         self._ledger.give("shards", self.nbytes)
 
@@ -103,7 +124,7 @@ class Store:
             extent: DiskExtent = self._file.reserve(nbytes)
             return extent
         self._host.take("shards", nbytes)
-        return HostExtent(allocate(nbytes, pin=self._pin), self._host, self.traffic)
+        return HostExtent(allocate(nbytes), self._host, self.traffic, self._pin)
 
     def close(self) -> None:
         """Lets the file go. Extents in host memory live as long as their units."""

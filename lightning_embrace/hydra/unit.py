@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from lightning_embrace.hydra.layout import Section, Shape, allocate, copy_all, lay_out
 from lightning_embrace.hydra.plan import Place
-from lightning_embrace.hydra.store import Extent, Store
+from lightning_embrace.hydra.store import Extent, Store, Tier
 
 SectionName = Literal["weights", "states"]
+_SECTIONS: tuple[SectionName, ...] = ("weights", "states")
 
 
 class StateSpec(NamedTuple):
@@ -31,6 +32,9 @@ class StateSpec(NamedTuple):
 
 class KeepsStates(Protocol):
     """What knows the optimizer's states for a unit."""
+
+    def any_exist(self) -> bool:
+        """Whether the optimizer has made any yet."""
 
     def collect(self, memory: Tensor) -> None:
         """Copies the states that are ordinary tensors into memory that holds the section ``states``."""
@@ -85,23 +89,34 @@ class Unit:
         if place == self.place:
             return
         self._bring(self._in_store())
-        memory = {"weights": allocate(self.weights.nbytes), "states": allocate(self.states.nbytes)}
-        self._collect(memory)
+        if place == "device":
+            self._come_to_stay(make or self._copy)
+        else:
+            self._go(place, store)
+
+    def _come_to_stay(self, make: Callable[[Tensor], Tensor]) -> None:
+        """One section after the other: this takes memory beside what ``make`` makes."""
+        memory = self._whole("weights", allocate(self.weights.nbytes))
+        for parameter, view in zip(self.parameters, self.weights.views(memory)):
+            parameter.data = make(view)
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.to(parameter.device)
+        del memory, view
+        if self.keeper is not None and self.keeper.any_exist():
+            self.keeper.restore(self._whole("states", allocate(self.states.nbytes)), make)
+        self.close()
+        self.place = "device"
+
+    def _go(self, place: Tier, store: Store) -> None:
+        extents: dict[str, Extent] = {}
+        for name in _SECTIONS:
+            if self.section(name).nbytes:
+                extents[name] = extent = store.reserve(self.section(name).nbytes, place)
+                if name == "weights" or (self.keeper is not None and self.keeper.any_exist()):
+                    extent.write(self._whole(name, extent.memory()))
         self.close()
         self.place = place
-        if place == "device":
-            make = make or self._copy
-            for parameter, view in zip(self.parameters, self.weights.views(memory["weights"])):
-                parameter.data = make(view)
-                if parameter.grad is not None:
-                    parameter.grad = parameter.grad.to(parameter.device)
-            if self.keeper is not None:
-                self.keeper.restore(memory["states"], make)
-            return
-        for name, values in memory.items():
-            if values.numel():
-                self._extents[name] = store.reserve(values.numel(), place)
-                self._extents[name].write(values)
+        self._extents.update(extents)
         self.leave()
         if self.keeper is not None:
             self.keeper.leave()
@@ -110,15 +125,15 @@ class Unit:
     def _copy(self, view: Tensor) -> Tensor:
         return view.to(self.device, copy=True)
 
-    def _collect(self, memory: dict[str, Tensor]) -> None:
-        if self.place == "device":
-            copy_all([p.data for p in self.parameters], self.weights.views(memory["weights"]))
-            if self.keeper is not None:
-                self.keeper.collect(memory["states"])
-            return
-        for name, into in memory.items():
-            if into.numel():
-                self._extents[name].read(into)
+    def _whole(self, name: SectionName, memory: Tensor) -> Tensor:
+        """Puts a section into memory of its length, from wherever it is."""
+        if self.place != "device":
+            self._extents[name].read(memory)
+        elif name == "weights":
+            copy_all([p.data for p in self.parameters], self.weights.views(memory))
+        elif self.keeper is not None:
+            self.keeper.collect(memory)
+        return memory
 
     # ---- weights ---------------------------------------------------------------------------------------------------
 

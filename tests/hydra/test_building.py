@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lightning_embrace.hydra import building, session
+from lightning_embrace.hydra import building, leaving
 from lightning_embrace.hydra.building import built_on_disk
 from tests.hydra.runs import assert_same, fit, hydra
 
@@ -71,7 +71,7 @@ def test_what_does_not_fit_the_host_afterwards(tmp_path: Path, monkeypatch: pyte
     generator = torch.Generator().manual_seed(0)
     data = [torch.randn(4, 520, generator=generator) for _ in range(3)]
     strategy = hydra(disk=tmp_path, device_memory="5MiB", host_memory="4KiB")
-    monkeypatch.setattr(session, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(leaving, "available_bytes", lambda: 1000)
     ours = fit(Late, strategy, data)
     assert in_files(ours.trainer.lightning_module) > 0
     assert_same(ours, fit(Late, "auto", data))
@@ -120,3 +120,18 @@ def test_memory_that_the_user_gives_a_parameter_is_left_alone(tmp_path: Path) ->
         layer = nn.Linear(520, 520)
         layer.weight.data = torch.ones(520, 520)
     assert (layer.weight == 1).all()
+
+
+def test_what_torch_empty_makes_is_in_a_file_at_once(tmp_path: Path) -> None:
+    """And nothing else: small tensors, other devices, what is to have a gradient."""
+    with built_on_disk(tmp_path):
+        large = torch.empty((1024, 1024), dtype=torch.float16)
+        others = [
+            torch.empty(9),
+            torch.empty(1024, 1024, requires_grad=True),
+            torch.zeros(1024, 1024),
+            torch.empty(1024, 1024, device="meta"),
+        ]
+    assert building.is_mapped(large) and large.dtype == torch.float16
+    assert not any(building.is_mapped(t) for t in others)
+    assert not building.is_mapped(torch.empty(1024, 1024))

@@ -51,6 +51,28 @@ def test_nothing_is_left_in_the_folder(tmp_path: Path) -> None:
     file.close()
 
 
+def test_pages_are_used_again_and_given_back(tmp_path: Path) -> None:
+    """What moves to another tier leaves its pages to others; the last ones go back to the disk."""
+    file = DiskFile(tmp_path, Counter())
+    first, second, third = (file.reserve(4 * PAGE) for _ in range(3))
+    first.close()
+    again = file.reserve(3 * PAGE)
+    assert length(file) == 12 * PAGE
+    memory, back = pages(3), pages(3)
+    again.write(memory)
+    third.write(pages(4))
+    again.read(back)
+    assert torch.equal(back, memory)
+    for extent in (second, third):
+        extent.close()
+    assert length(file) == 3 * PAGE
+    file.close()
+
+
+def length(file: DiskFile) -> int:
+    return os.fstat(file._descriptor).st_size
+
+
 @pytest.mark.parametrize("when", ["opened", "used"])
 def test_a_file_system_without_direct_access(tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused at once or at the first page: it goes on through the page cache."""
