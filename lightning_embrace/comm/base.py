@@ -75,7 +75,7 @@ class Communicator(Protocol):
         """Returns when no urgent AlltoAll is under way on this rank, at the latest after ``seconds`` and its time.
 
         Bounded, because an urgent exchange may wait for a rank that waits for what comes after this call. Of its time,
-        half a second counts at most.
+        half a second counts at most, and of an exchange below 64 KiB nothing.
 
         Args:
             seconds: Waited for longest, beside what the exchange takes.

@@ -10,6 +10,9 @@ from collections.abc import Callable
 _POLL_SECONDS = 0.5e-3
 # what an exchange is given at most: the rate is measured beside pauses like these, and each makes it smaller
 _LONGEST_SECONDS = 0.5
+# a smaller exchange takes latency and hardly any of the link's time: the pause itself has room for it, and a rate that
+# was measured on messages as small is none of the link's. Who reads between steps what a pause keeps back waits for it
+_LARGE_BYTES = 64 << 10
 
 
 class Urgent:
@@ -64,4 +67,4 @@ class _Exchange:
 
 
 def _seconds(nbytes: int, rate: float) -> float:
-    return min(_LONGEST_SECONDS, nbytes / rate) if rate > 0 else 0.0
+    return min(_LONGEST_SECONDS, nbytes / rate) if rate > 0 and nbytes >= _LARGE_BYTES else 0.0
