@@ -16,6 +16,7 @@ def human_bytes(count: float, step: int = 1000, units: Sequence[str] = ("B", "kB
     *smaller, largest = units
     for unit in smaller:
         if abs(count) < step:
-            return f"{count:.0f} {unit}" if unit == units[0] else f"{count:.3g} {unit}"
+            # three digits and no exponent: 1,000 to 1,023 KiB have four
+            return f"{count:.0f} {unit}" if unit == units[0] or abs(count) >= 100 else f"{count:.3g} {unit}"
         count /= step
-    return f"{count:,.3g} {largest}" if count < 1000 else f"{count:,.0f} {largest}"
+    return f"{count:,.0f} {largest}" if abs(count) >= 100 else f"{count:.3g} {largest}"
