@@ -10,7 +10,6 @@ from rich.console import Console
 from torch import nn
 
 from lightning_embrace.plan import TableCost, render_plan, table_cost
-from lightning_embrace.sizes import human_bytes
 from lightning_embrace.tables.find import TableSpec, find_tables
 from lightning_embrace.tables.usage import Usage
 
@@ -83,20 +82,3 @@ def test_rendered_plan_of_a_shard():
     assert "1,000 × 16" in printed
     assert "96 kB" in printed  # ddp dense: of the whole
     assert "16 kB" in printed  # memory a rank: of the shard
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1 kB"),
-        (1_234_567, "1.23 MB"),
-        (5e9, "5 GB"),
-        (999_999, "1e+03 kB"),
-        (5e13, "50,000 GB"),
-    ],
-)
-def test_human_bytes(count, text):
-    """Three digits and a decimal unit."""
-    assert human_bytes(count) == text

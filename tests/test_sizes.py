@@ -14,11 +14,12 @@ BINARY = ("bytes", "KiB", "MiB", "GiB")
     [
         (0, "0 B"),
         (999, "999 B"),
+        (1000, "1 kB"),
         (1234567, "1.23 MB"),
         (999_700, "1000 kB"),
         (150e6, "150 MB"),
         (1.5e9, "1.5 GB"),
-        (2.5e12, "2,500 GB"),
+        (5e13, "50,000 GB"),
     ],
 )
 def test_decimal(count: float, shown: str) -> None:
