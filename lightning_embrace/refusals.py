@@ -51,13 +51,16 @@ def check_trainer(trainer: Any, precision_plugin: Any, namespace: Namespace) -> 
         )
 
 
-def check_folders(checkpoint_io: Any, paths: Sequence[Any], namespace: Namespace) -> None:
+def check_folders(
+    checkpoint_io: Any, paths: Sequence[Any], namespace: Namespace, strategy: str = "EmbRaceStrategy"
+) -> None:
     """Refuses sharded checkpoints where no folder can be written.
 
     Args:
         checkpoint_io: The strategy's.
         paths: Where checkpoints go, as far as it is known.
         namespace: Of Lightning.
+        strategy: The name of its class.
 
     Raises:
         MisconfigurationException: A plugin is to write them, or they do not go to a local file system.
@@ -65,14 +68,14 @@ def check_folders(checkpoint_io: Any, paths: Sequence[Any], namespace: Namespace
     error = namespace.get_fabric("utilities.exceptions.MisconfigurationException")
     if type(checkpoint_io) not in plain_ios(namespace):
         raise error(
-            f"EmbRaceStrategy(state_dict_type='sharded') and the plugin {type(checkpoint_io).__name__}: a sharded"
+            f"{strategy}(state_dict_type='sharded') and the plugin {type(checkpoint_io).__name__}: a sharded"
             " checkpoint is written by torch.distributed.checkpoint, not by a CheckpointIO. Leave the plugin out, or"
             " set state_dict_type='full'."
         )
     for path in paths:
         if path is not None and local_path(path) is None:
             raise error(
-                f"EmbRaceStrategy(state_dict_type='sharded') writes folders to a file system that all ranks see, and"
+                f"{strategy}(state_dict_type='sharded') writes folders to a file system that all ranks see, and"
                 f" {str(path)!r} is not on one. Give ModelCheckpoint(dirpath=...) a path, or set"
                 " state_dict_type='full'."
             )

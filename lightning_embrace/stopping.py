@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from lightning_embrace.mixin import Base
 from lightning_embrace.namespaces import Namespace
 from lightning_embrace.session import Session
-from lightning_embrace.signals import REQUEUE, STOP, Signals, requeue_signal
+from lightning_embrace.signals import REQUEUE, STOP, Signals, at_batch_end, requeue_signal
 
 
 class StoppingMixin(Base):
@@ -26,7 +26,7 @@ class StoppingMixin(Base):
         signal = requeue_signal(self.cluster_environment, self.namespace)
         self._signals.take_over(signal)
         if signal is not None and self._session is not None and self.lightning_module is not None:
-            self._requeueing = _at_batch_end(self.namespace.get("callbacks.Callback"), self._requeue)
+            self._requeueing = at_batch_end(self.namespace, self._requeue)
             # the last one: what the others save in this hook is in its checkpoint
             _callbacks(self.lightning_module).append(self._requeueing)
 
@@ -54,8 +54,3 @@ class StoppingMixin(Base):
 def _callbacks(module: Any) -> list[Any]:
     callbacks: list[Any] = module.trainer.callbacks
     return callbacks
-
-
-def _at_batch_end(base: type, call: Any) -> Any:
-    """A callback that calls ``call`` when a batch is over."""
-    return type("Requeueing", (base,), {"on_train_batch_end": lambda *_, **__: call()})()

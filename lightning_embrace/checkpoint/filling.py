@@ -35,22 +35,24 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
-def check_disk(file: BinaryIO, nbytes: int) -> None:
+def check_disk(descriptor: int, nbytes: int, what: str = "") -> None:
     """Refuses what would not fit on the disk, before it is written.
 
     Args:
-        file: Open, on that disk.
+        descriptor: Of a file on that disk.
         nbytes: What is to be written.
+        what: Who writes it.
 
     Raises:
         OSError: It would not fit.
     """
-    disk = os.fstatvfs(file.fileno())
+    disk = os.fstatvfs(descriptor)
     free = disk.f_bavail * disk.f_frsize
     if nbytes > free:
         raise OSError(
             errno.ENOSPC,
-            f"{os.strerror(errno.ENOSPC)}: {human_bytes(nbytes)} are to be written, and {human_bytes(free)} are free",
+            f"{what}{': ' if what else ''}{os.strerror(errno.ENOSPC)}: {human_bytes(nbytes)} are to be written, and"
+            f" {human_bytes(free)} are free",
         )
 
 

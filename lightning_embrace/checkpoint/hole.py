@@ -25,6 +25,7 @@ _KNOWN = {
     Tensor.numel,
     Tensor.element_size,
     Tensor.is_floating_point,
+    Tensor.is_pinned,
     Tensor.__len__,
 }
 
@@ -41,6 +42,7 @@ class Hole(Tensor):
         ids_U: Of a sparse state, the rows that it has, on rank 0. None: all.
         stands_for: For people.
         cure: Where the values are now, for whoever asks.
+        read: Gives some of its rows, from one on so many, to whoever writes it into a folder. None: nobody does.
     """
 
     number: int
@@ -49,6 +51,7 @@ class Hole(Tensor):
     ids_U: Tensor | None
     stands_for: str
     cure: str
+    read: Callable[[int, int], Tensor] | None = None
 
     @staticmethod
     def of(

@@ -17,18 +17,21 @@ from lightning_embrace.tables.table import ShardedTable
 SPARSE = "sparse_coo"
 
 
-def named_state(model: nn.Module, tables: list[ShardedTable], optimizer: Optimizer) -> dict[str, Any]:
+def named_state(
+    model: nn.Module, tables: list[ShardedTable], optimizer: Optimizer, state_dict: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """An optimizer's state dict with names for numbers, and DTensors for the table states. Communicates with nobody.
 
     Args:
         model: Gives its parameters' names; others are called by their number.
         tables: The sharded tables.
         optimizer: A torch optimizer.
+        state_dict: Its state dict, None: as it makes it itself.
 
     Returns:
         What torch.distributed.checkpoint can store: no sparse tensors.
     """
-    state_dict = optimizer.state_dict()
+    state_dict = dict(optimizer.state_dict() if state_dict is None else state_dict)
     known = {id(p): name for name, p in model.named_parameters()}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     names = [known.get(id(p), f"parameter {number}") for number, p in enumerate(parameters)]

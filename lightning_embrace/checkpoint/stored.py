@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.planner import ReadItem, SavePlan, TensorWrite
 from torch.distributed.checkpoint.storage import WriteResult
 
 from lightning_embrace.checkpoint.agreement import CheckpointError
+from lightning_embrace.checkpoint.hole import Hole
 
 #: torch.distributed.checkpoint's own name; rank 0 writes it when every rank has written its part
 METADATA = ".metadata"
@@ -26,6 +27,8 @@ METADATA = ".metadata"
 BLOCK_BYTES = 64 << 20
 #: but a large shard has no more blocks than this: every rank plans with all of them
 _MOST_BLOCKS = 256
+#: what a rank writes goes into several files, none much larger than this
+_FILE_BYTES = 4 << 30
 
 _DCP = "torch.distributed.checkpoint"
 _KNOWN = {
@@ -57,7 +60,8 @@ class Writing:
 
     Args:
         folder: Where to; the same on every rank.
-        state: Nested dictionaries of DTensors, of which each rank writes its shard, and of what only this rank has.
+        state: Nested dictionaries of DTensors, of which each rank writes its shard, and of what only this rank has. The
+            rows of holes are asked for when they are written.
         rank: This rank.
     """
 
@@ -86,10 +90,12 @@ class Writing:
         """
         plans, self._metadata = self._planner.create_global_plan(plans)
         mine = self._writer.prepare_global_plan(plans)[self._rank]
-        if not mine.items:
-            return []  # and no empty file
-        writes = self._writer.write_data(self._planner.finish_plan(mine), self._planner)
-        results: list[WriteResult] = writes.wait()
+        plan = self._planner.finish_plan(mine)
+        results: list[WriteResult] = []
+        for number, items in enumerate(_files(plan.items)):
+            prefix = plan.storage_data.prefix + (f"{number}_" if number else "")
+            part = dataclasses.replace(plan, items=items, storage_data=type(plan.storage_data)(prefix))
+            results += self._writer.write_data(part, self._planner).wait()
         return results
 
     def finish(self, results: list[list[WriteResult]]) -> None:
@@ -141,22 +147,48 @@ def read_into(folder: Path, metadata: Metadata, targets: dict[str, Any], weights
 
 
 class _RowBlocks(DefaultSavePlanner):
-    """Stores large shards in blocks of rows, so that nobody who reads some columns of them holds them whole."""
+    """Stores shards and holes in blocks of rows, so that nobody who reads or writes them holds them whole."""
 
     def create_local_plan(self) -> SavePlan:
         """Cuts what the default plan writes at once."""
         plan = super().create_local_plan()
-        self.plan = dataclasses.replace(plan, items=[part for item in plan.items for part in _blocks(item)])
+        items = [self._as_shard(item) for item in plan.items]
+        self.plan = dataclasses.replace(plan, items=[part for item in items for part in _blocks(item)])
         return self.plan
 
     def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
         """The rows of one block; the columns of a shard are those that the rank has."""
+        hole = self.state_dict.get(write_item.index.fqn)
+        if isinstance(hole, Hole):
+            assert hole.read is not None and write_item.tensor_data is not None and write_item.index.offset is not None
+            return hole.read((*write_item.index.offset, 0)[0], (*write_item.tensor_data.chunk.sizes, 1)[0])
         data = super().resolve_data(write_item)
         if write_item.type == WriteItemType.SHARD and isinstance(data, Tensor):
             assert write_item.tensor_data is not None and write_item.index.offset is not None
             rows = write_item.tensor_data.chunk.sizes[0]
             return data if data.shape[0] == rows else data.narrow(0, write_item.index.offset[0], rows)
         return data
+
+    def _as_shard(self, item: WriteItem) -> WriteItem:
+        """What of a hole is to be written; a tensor of one number has no rows."""
+        hole = self.state_dict.get(item.index.fqn)
+        return dataclasses.replace(item, type=WriteItemType.SHARD) if isinstance(hole, Hole) and hole.ndim else item
+
+
+def _files(items: list[WriteItem]) -> Iterator[list[WriteItem]]:
+    """Which parts are in a file together."""
+    together: list[WriteItem] = []
+    nbytes = 0
+    for item in items:
+        data = item.tensor_data
+        size = 0 if data is None or data.chunk is None else data.chunk.sizes.numel() * data.properties.dtype.itemsize
+        if together and nbytes + size > _FILE_BYTES:
+            yield together
+            together, nbytes = [], 0
+        together.append(item)
+        nbytes += size
+    if together:  # no empty file
+        yield together
 
 
 def _blocks(item: WriteItem) -> list[WriteItem]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
+
+from lightning_embrace.checkpoint.filling import check_disk
+from lightning_embrace.hydra.nameless import Nameless, cannot_write
 
 #: smaller parameters stay in memory
 LEAST = 1 << 20
@@ -37,7 +39,6 @@ def built_on_disk(folder: Path) -> Iterator[None]:
     Args:
         folder: Where; it is made if it is missing.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     pages = _Pages(folder)
 
     def move(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -144,13 +145,16 @@ def mapped_like(tensor: Tensor, folder: Path) -> Tensor:
         tensor: Contiguous.
         folder: Where the file is.
     """
-    descriptor, path = tempfile.mkstemp(prefix=".hydra-", suffix=".parameter", dir=folder)
     try:
-        os.posix_fallocate(descriptor, 0, tensor.numel() * tensor.element_size())  # a hole could not be filled later
-        return torch.from_file(path, shared=True, size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
+        file = Nameless(folder)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    try:
+        check_disk(file.descriptor, tensor.nbytes, f"HydraStrategy(disk={str(folder)!r})")
+        os.posix_fallocate(file.descriptor, 0, tensor.nbytes)  # a hole could not be filled later
+        return torch.from_file(file.path, shared=True, size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
     finally:
-        os.unlink(path)
-        os.close(descriptor)
+        file.close()
 
 
 def _is_large(tensor: Tensor) -> bool:

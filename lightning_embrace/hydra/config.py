@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
+from lightning_embrace.config import StateDictType
 from lightning_embrace.hydra.sizes import parse_bytes
 
 Blocks = Literal["auto"] | list[str]
@@ -22,6 +23,7 @@ class HydraConfig:
         disk: A folder, or None: no disk tier.
         blocks: ``"auto"``, or patterns of module names.
         prefetch: Whether a shard is loaded while the one before it computes.
+        state_dict_type: ``"full"``: checkpoints are files; ``"sharded"``: they are folders.
     """
 
     device_memory: int | None
@@ -29,6 +31,7 @@ class HydraConfig:
     disk: Path | None
     blocks: Literal["auto"] | tuple[str, ...]
     prefetch: bool
+    state_dict_type: StateDictType = "full"
 
     @classmethod
     def checked(
@@ -38,6 +41,7 @@ class HydraConfig:
         disk: str | Path | None,
         blocks: Literal["auto"] | Sequence[str],
         prefetch: bool,
+        state_dict_type: str = "full",
     ) -> HydraConfig:
         """Validates the arguments as a user writes them.
 
@@ -53,6 +57,8 @@ class HydraConfig:
             raise ValueError(f"HydraStrategy(blocks={blocks!r}): give 'auto' or a list of non-empty patterns.")
         if not isinstance(prefetch, bool):
             raise ValueError(f"HydraStrategy(prefetch={prefetch!r}): give True or False.")
+        if state_dict_type not in get_args(StateDictType):
+            raise ValueError(f"HydraStrategy(state_dict_type={state_dict_type!r}): allowed are 'full', 'sharded'.")
         if disk is not None and not isinstance(disk, (str, Path)):
             raise ValueError(f"HydraStrategy(disk={disk!r}): give a folder on a disk with free space, or None.")
         return cls(
@@ -61,4 +67,5 @@ class HydraConfig:
             disk=None if disk is None else Path(disk),
             blocks="auto" if isinstance(blocks, str) else tuple(blocks),
             prefetch=prefetch,
+            state_dict_type=state_dict_type,  # type: ignore[arg-type]
         )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lightning_embrace.hydra.layout import allocate
 from lightning_embrace.hydra.locked import lock_pages
+from lightning_embrace.hydra.nameless import Nameless, cannot_write
 from lightning_embrace.hydra.ranges import Ranges
 from lightning_embrace.hydra.sizes import human
 
@@ -26,8 +27,6 @@ _SPARE = 64 << 20
 class DiskFile:
     """One file, written past the page cache, which would hide the disk and take memory that nobody has counted.
 
-    It has no name: it is unlinked once it is open, so no end of the process, however sudden, leaves it behind.
-
     Args:
         folder: Where; it is made if it is missing.
         traffic: Counts bytes.
@@ -37,21 +36,15 @@ class DiskFile:
     """
 
     def __init__(self, folder: Path, traffic: Counter[str]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._traffic = traffic
-        path = folder / f".hydra-{os.getpid()}-{id(self):x}.store"
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-        self.direct = hasattr(os, "O_DIRECT")
         try:
-            self._descriptor = os.open(path, flags | (os.O_DIRECT if self.direct else 0), 0o600)
+            self._file = Nameless(folder, direct=True)
         except OSError as error:
-            if not self.direct or error.errno != errno.EINVAL:
-                raise
-            path.unlink(missing_ok=True)  # some file systems make the file before they refuse
-            self.direct = False
-            self._descriptor = os.open(path, flags, 0o600)
-        path.unlink()
+            raise cannot_write(folder, error) from error
+        #: whether it is written past the page cache
+        self.direct = self._file.direct
+        self._descriptor = self._file.descriptor
         self._used = Ranges()
         self._staging: Tensor | None = None
 
@@ -64,21 +57,34 @@ class DiskFile:
         before = self._used.end
         offset = self._used.take(nbytes)
         more = self._used.end - before
-        free = shutil.disk_usage(self._folder).free
         try:
-            if more and more + _SPARE > free:
-                raise OSError(
-                    errno.ENOSPC,
-                    f"{human(more)} more are to be spilled to {self._folder}, beside {human(before)} that are"
-                    f" there, and its disk has {human(free)} free, of which {human(_SPARE)} are left to others. Give"
-                    " HydraStrategy(disk=...) a folder on another disk, or more host_memory.",
-                )
             if more:
+                self.check_room(self._used.end, before)
                 os.posix_fallocate(self._descriptor, before, more)
         except OSError:
             self.give_back(offset, nbytes)
             raise
         return DiskExtent(self, offset, nbytes)
+
+    def check_room(self, nbytes: int, there: int | None = None) -> None:
+        """Refuses what the disk has no room for, before anything is written.
+
+        Args:
+            nbytes: Of the file, in all.
+            there: What it has of them; None: what is reserved now.
+
+        Raises:
+            OSError: There is no room.
+        """
+        there = self._used.end if there is None else there
+        free = shutil.disk_usage(self._folder).free
+        if nbytes > there and nbytes - there + _SPARE > free:
+            raise OSError(
+                errno.ENOSPC,
+                f"{human(nbytes)} are to be spilled to {self._folder}, {human(nbytes - there)} more than are there, and"
+                f" its disk has {human(free)} free, of which {human(_SPARE)} are left to others. Give"
+                " HydraStrategy(disk=...) a folder on another disk, or more host_memory.",
+            )
 
     def give_back(self, offset: int, nbytes: int) -> None:
         """Pages are free: others may be there, and the disk has them again where they were the last ones."""
@@ -99,7 +105,7 @@ class DiskFile:
 
     def close(self) -> None:
         """Gives the file's pages back to the disk."""
-        os.close(self._descriptor)
+        self._file.close()
 
     def _move(self, offset: int, memory: Tensor, writing: bool) -> None:
         for start in range(0, memory.numel(), _PIECE):

@@ -84,16 +84,22 @@ class SavingMixin(AtomicFilesMixin, _Base):
             CheckpointError: It could not be written, or some parameters have made a step that others have not.
         """
         self._check_whole(filepath)
+        self._write(checkpoint, filepath, storage_options)
+        self._checkpoints.append(str(filepath))
+
+    def _write(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any) -> None:
         if self._save is not None and self._save.hollow:
             write = partial(self._save.write, checkpoint, str(local_path(filepath)))
         else:
             write = partial(super().save_checkpoint, checkpoint, filepath, storage_options=storage_options)
-        write_together(_alone, str(filepath), write, self._last)
-        self._checkpoints.append(str(filepath))
+        write_together(alone, str(filepath), write, self._last)
 
     def remove_checkpoint(self, filepath: Any) -> None:
         """Removes a file."""
         super().remove_checkpoint(filepath)
+        self._forget_checkpoint(filepath)
+
+    def _forget_checkpoint(self, filepath: Any) -> None:
         self._checkpoints = [path for path in self._checkpoints if path != str(filepath)]
 
     @property
@@ -112,10 +118,13 @@ class SavingMixin(AtomicFilesMixin, _Base):
         """Who is given the values of a checkpoint before it is written to this path."""
         assert self.lightning_module is not None
         return (
-            reader_at(self.checkpoint_io, path, plain_ios(self.namespace))
+            self._reader_of_file(path)
             or _reader_of_state(session, self.lightning_module)
             or reader_of_checkpoint(self.lightning_module.trainer, self.precision_plugin, self.namespace, weights_only)
         )
+
+    def _reader_of_file(self, path: Any) -> str | None:
+        return reader_at(self.checkpoint_io, path, plain_ios(self.namespace))
 
     def _check_memory(self, session: Session, reader: str) -> None:
         """Refuses to put together what has no room, and says once that it is put together."""
@@ -182,6 +191,6 @@ def _reads_nothing(session: Session) -> Any:
     return lambda hook: session.state_dicts.is_own(hook) or type(hook).__module__.startswith("torch.nn.")
 
 
-def _alone(words: list[int | str], what: str) -> list[list[Any]]:
+def alone(words: list[int | str], what: str) -> list[list[Any]]:
     """There are no other ranks to be told."""
     return [words]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_embrace.hydra.building import into_memory
+from lightning_embrace.hydra.call import Call
 from lightning_embrace.hydra.layout import allocate, copy_all
 from lightning_embrace.hydra.leaving import maker_for
 from lightning_embrace.hydra.ledger import Ledger
@@ -21,7 +22,7 @@ from lightning_embrace.hydra.shard import Shard
 from lightning_embrace.hydra.state_dicts import StateDicts
 from lightning_embrace.hydra.store import Store
 from lightning_embrace.hydra.stored import Stored
-from lightning_embrace.hydra.tape import Block, Call
+from lightning_embrace.hydra.tape import Block
 from lightning_embrace.hydra.transfer import Transfer
 from lightning_embrace.hydra.unit import SectionName, Unit
 from lightning_embrace.overlay import Overlay
@@ -93,7 +94,11 @@ class Session:
 
         Args:
             plan: Of ``self.units``.
+
+        Raises:
+            OSError: The disk has no room for it. Nothing was moved.
         """
+        self.store.check_disk(plan.disk_bytes)
         self._let_go()
         self._close_transfer()
         order = {"disk": 0, "host": 1, "device": 2}  # room is made before it is taken

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_embrace.checkpoint.mapped import unmapped
+from lightning_embrace.checkpoint.optimizer_names import unpacked_state
 from lightning_embrace.checkpoint.sharded import read_rest
 from lightning_embrace.hydra.constants import made_whole
 from lightning_embrace.hydra.layout import allocate
@@ -138,8 +139,8 @@ class Stepper:
         away = [unit for unit in self._session.units if unit.place != "device" and unit.state_specs]
         taken = [self._of(unit).take_out(states, numbers) for unit in away]
         check_kept(self._optimizer, states, [numbers[id(p)] for u in away for p in u.parameters if id(p) in numbers])
-        rest = unmapped(read_rest(states, lambda *_: None), is_away)
-        self._optimizer.load_state_dict({**state_dict, "state": rest})
+        rest = unpacked_state({**state_dict, "state": read_rest(states, lambda *_: None)})
+        self._optimizer.load_state_dict({**rest, "state": unmapped(rest["state"], is_away)})
         for unit, values in zip(away, taken):
             if values:
                 memory = allocate(unit.states.nbytes)

@@ -105,6 +105,20 @@ class Store:
         """Whether there is a disk tier."""
         return self._file is not None
 
+    @property
+    def direct(self) -> bool:
+        """Whether the file, if there is one, is written past the page cache."""
+        return self._file is None or self._file.direct
+
+    def check_disk(self, nbytes: int) -> None:
+        """Refuses a plan for whose part on the disk there is no room.
+
+        Raises:
+            OSError: There is none.
+        """
+        if self._file is not None:
+            self._file.check_room(nbytes)
+
     def reserve(self, nbytes: int, tier: Tier) -> Extent:
         """Makes room.
 

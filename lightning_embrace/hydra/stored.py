@@ -35,33 +35,47 @@ class Stored(NamedTuple):
         """All of it but its numbers."""
         return self.unit.section(self.section).shapes[self.number]
 
-    def pieces(self, transfer: Transfer) -> Iterator[Tensor]:
+    def pieces(self, transfer: Transfer, begin: int = 0, end: int | None = None) -> Iterator[Tensor]:
         """Its bytes, as they lie in memory.
 
         Args:
             transfer: What moves shards: it has written by then whatever it was asked to write before.
+            begin: The first byte.
+            end: The one behind the last; None: all that follow.
 
         Returns:
             uint8, in host memory; each piece is there until the next one is asked for.
         """
-        start = self.unit.section(self.section).offsets[self.number]
-        stop = start + self.shape.nbytes
+        offset = self.unit.section(self.section).offsets[self.number]
+        start, stop = offset + begin, offset + (self.shape.nbytes if end is None else end)
         first, last = start // PAGE * PAGE, whole_pages(stop)
         with torch.inference_mode(False):  # where somebody looks during validation
             buffer = allocate(min(_PIECE, last - first))
-        for begin in range(first, last, _PIECE):
-            memory = buffer[: last - begin]
-            transfer.wait_for(partial(self.unit.read, self.section, memory, begin))
-            yield memory[max(0, start - begin) : stop - begin]
+        for at in range(first, last, _PIECE):
+            memory = buffer[: last - at]
+            transfer.wait_for(partial(self.unit.read, self.section, memory, at))
+            yield memory[max(0, start - at) : stop - at]
 
     def read(self, transfer: Transfer) -> Tensor:
         """A copy in host memory."""
         size, stride, dtype = self.shape
         with torch.inference_mode(False):
             made = torch.empty_strided(size, stride, dtype=dtype)
-            flat = made.as_strided((made.numel(),), (1,)).view(torch.uint8)
+        return self._fill(made, transfer, 0)
+
+    def read_rows(self, transfer: Transfer, start: int, rows: int) -> Tensor:
+        """A copy of some rows, contiguous; of a tensor of one number, that."""
+        size, stride, dtype = self.shape
+        if len(size) == 0 or stride != torch.empty(size, device="meta").stride():
+            return self.read(transfer)[start : start + rows].contiguous() if size else self.read(transfer)
+        with torch.inference_mode(False):
+            made = torch.empty((rows, *size[1:]), dtype=dtype)
+        return self._fill(made, transfer, start * stride[0] * dtype.itemsize)
+
+    def _fill(self, made: Tensor, transfer: Transfer, begin: int) -> Tensor:
+        flat = made.as_strided((made.numel(),), (1,)).view(torch.uint8)
         done = 0
-        for piece in self.pieces(transfer):
+        for piece in self.pieces(transfer, begin, begin + flat.numel()):
             flat[done : done + piece.numel()].copy_(piece)
             done += piece.numel()
         return made

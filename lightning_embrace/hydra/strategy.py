@@ -10,9 +10,12 @@ from typing import Any, ClassVar
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
+from lightning_embrace.config import StateDictType
 from lightning_embrace.hydra.building import built_on_disk
 from lightning_embrace.hydra.config import Blocks, HydraConfig
 from lightning_embrace.hydra.constants import Constants
+from lightning_embrace.hydra.folders import FoldersMixin
+from lightning_embrace.hydra.interrupts import Interrupts
 from lightning_embrace.hydra.ledger import Ledger
 from lightning_embrace.hydra.partition import divide
 from lightning_embrace.hydra.pilot import Pilot
@@ -21,15 +24,15 @@ from lightning_embrace.hydra.planning import default_sizes, glue_room, plan_of, 
 from lightning_embrace.hydra.precision import SpilledPrecision
 from lightning_embrace.hydra.refusals import check_callbacks, check_model, check_optimizers
 from lightning_embrace.hydra.render import show
-from lightning_embrace.hydra.saving import SavingMixin
 from lightning_embrace.hydra.session import Session
 from lightning_embrace.hydra.stepper import Stepper
 from lightning_embrace.hydra.store import Store
 from lightning_embrace.hydra.when import why_second_pass
 from lightning_embrace.namespaces import LIGHTNING, Namespace, shown
+from lightning_embrace.signals import at_batch_end
 
 
-class HydraMixin(SavingMixin):
+class HydraMixin(FoldersMixin):
     """The strategy without its base class, which differs between the two namespaces of Lightning."""
 
     namespace: ClassVar[Namespace]
@@ -44,13 +47,14 @@ class HydraMixin(SavingMixin):
         disk: str | Path | None = None,
         blocks: Blocks = "auto",
         prefetch: bool = True,
+        state_dict_type: StateDictType = "full",
         accelerator: Any = None,
         parallel_devices: list[torch.device] | None = None,
         checkpoint_io: Any = None,
         precision_plugin: Any = None,
     ) -> None:
         self.namespace.take_messages()
-        self.config = HydraConfig.checked(device_memory, host_memory, disk, blocks, prefetch)
+        self.config = HydraConfig.checked(device_memory, host_memory, disk, blocks, prefetch, state_dict_type)
         self._parallel_devices: list[torch.device] | None = None
         super().__init__(
             device="cpu",
@@ -68,6 +72,9 @@ class HydraMixin(SavingMixin):
         self._largest_batch = 0
         self._torn = False
         self._checkpoints: list[str] = []
+        self._interrupts = Interrupts()
+        self._at_batch_end: Any = None
+        self._said_direct = False
         #: the last plan, and what it was made of
         self.planned: Planned | None = None
 
@@ -128,6 +135,7 @@ class HydraMixin(SavingMixin):
         self.accelerator.setup(trainer)
         check_model(self.model, self.namespace)
         check_callbacks(trainer.callbacks, self.namespace)
+        self._check_saves(trainer)
         self.model = self.precision_plugin.convert_module(self.model)
         session = self._session = self._open(self.model)
         try:
@@ -138,12 +146,23 @@ class HydraMixin(SavingMixin):
                 with Constants([p for unit in session.units for p in unit.parameters]):
                     self.setup_optimizers(trainer)
                 self._take_optimizer(session, trainer)
-                self._torn = False
+                self._begin_anew(trainer)
             self._plan(session, self.model, None)
         except BaseException:
             self._give_up()
             raise
         self.setup_precision_plugin()
+
+    def _begin_anew(self, trainer: Any) -> None:
+        if self._torn:
+            self.namespace.warn(
+                "HydraStrategy: the fit before this one was interrupted within an optimizer step. Unless a checkpoint"
+                " is loaded, this one begins with parameters of which some have made that step and others have not."
+            )
+        self._torn = False
+        # the last one: what the others save in this hook is whole and has its step counted
+        self._at_batch_end = at_batch_end(self.namespace, self._interrupts.deliver)
+        trainer.callbacks.append(self._at_batch_end)
 
     def _open(self, model: Any) -> Session:
         sizes = self._sizes = default_sizes(self.config, self.root_device)
@@ -167,6 +186,12 @@ class HydraMixin(SavingMixin):
         second_pass = self._why_second_pass is not None
         planned = plan_of(session, model, self.config, self._sizes, states, pilot, second_pass)
         session.apply(planned.plan)
+        if planned.plan.disk_bytes and not session.store.direct and not self._said_direct:
+            self._said_direct = True
+            self.namespace.get("utilities.rank_zero.rank_zero_info")(
+                f"HydraStrategy(disk={str(self.config.disk)!r}): its file system has no direct access, and what is read"
+                " and written there goes through the page cache, and is dropped from it."
+            )
         if self._stepper is not None:
             self._stepper.make_whole()
         self.planned = planned
@@ -178,6 +203,11 @@ class HydraMixin(SavingMixin):
         finally:
             super().teardown()
 
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Steps, and lets no signal come between the first parameter and the last."""
+        with self._interrupts.deferred():
+            return super().optimizer_step(*args, **kwargs)
+
     def _give_up(self) -> None:
         session, self._session = self._session, None
         stepper, self._stepper = self._stepper, None
@@ -188,8 +218,19 @@ class HydraMixin(SavingMixin):
         if stepper is not None:
             self._torn = stepper.torn
             stepper.remove()
-        if session is not None:
+        self._interrupts.forget()
+        module: Any = self.lightning_module
+        callbacks = [] if module is None else module.trainer.callbacks
+        if self._at_batch_end in callbacks:
+            callbacks.remove(self._at_batch_end)
+        self._at_batch_end = None
+        if session is None:
+            return
+        try:
             session.release()
+        except BaseException:
+            self._torn = True  # the store has not taken what a step has changed, or does not give it
+            raise
 
     # ---- steps -----------------------------------------------------------------------------------------------------
 
@@ -260,6 +301,9 @@ class HydraStrategy(HydraMixin, SingleDeviceStrategy):
         disk: A folder for what does not fit the host, or None.
         blocks: ``"auto"``: the members of the model's large lists; or fnmatch patterns of module names.
         prefetch: Whether the next shard is loaded while one computes.
+        state_dict_type: What ``ModelCheckpoint`` and ``Trainer.save_checkpoint`` write: ``"full"``: the file that plain
+            training writes; ``"sharded"``: a folder of ``torch.distributed.checkpoint``. Either is loaded whatever is
+            set.
         accelerator: As in Lightning's SingleDeviceStrategy.
         parallel_devices: The one device.
         checkpoint_io: As in Lightning's SingleDeviceStrategy.

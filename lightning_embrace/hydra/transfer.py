@@ -62,6 +62,8 @@ class Transfer:
         self._slots = [Slot(allocate(nbytes, device)) for _ in range(count)]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hydra-transfer")
         self._writes: deque[Future[None]] = deque()
+        # what went wrong when something was written: the store is not what it should be from there on
+        self._failure: BaseException | None = None
         self._clock = 0
         #: those whose gradients may be on the device, the oldest first
         self._charged: list[Shard] = []
@@ -137,7 +139,7 @@ class Transfer:
             portions = [(u, m) for u, m in shard.states_in(slot.memory) if m.numel()]
             self._writes.append(self._do(partial(_write, "states", portions)))
         while self._writes and self._writes[0].done():
-            self._writes.popleft().result()  # raises what the thread met
+            self._await_write()
 
     # ---- gradients -------------------------------------------------------------------------------------------------
 
@@ -205,7 +207,16 @@ class Transfer:
     def settle(self) -> None:
         """Waits until everything is in the store."""
         while self._writes:
-            self._writes.popleft().result()
+            self._await_write()
+        if self._failure is not None:
+            raise self._failure
+
+    def _await_write(self) -> None:
+        try:
+            self._writes.popleft().result()  # raises what the thread met
+        except BaseException as error:
+            self._failure = error
+            raise
 
     def clear(self) -> None:
         """Empties the slots."""

@@ -1,4 +1,4 @@
-"""One file of a spilled model, as plain training writes it, put together while it is written.
+"""A checkpoint of a spilled model, as plain training writes it, put together while it is written.
 
 While the Trainer collects what is to be saved, tensors that are in the store are holes. The file is written without
 them; then the store is read through once, and each tensor goes to its place in the file, in pieces.
@@ -6,6 +6,7 @@ them; then the store is read through once, and each tensor goes to its place in 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -45,7 +46,9 @@ class StreamedSave:
         """A hole; tied weights, which are one tensor, are one in the file."""
         number = self._numbers.setdefault(stored, len(self._numbers))
         size, stride, dtype = stored.shape
-        return Hole.of(stored.unit.name, _CURE, number, size, dtype, stride)
+        hole = Hole.of(stored.unit.name, _CURE, number, size, dtype, stride)
+        hole.read = partial(stored.read_rows, self._session.transfer)
+        return hole
 
     def write(self, content: Any, path: str) -> None:
         """Writes the file. One piece of one tensor is in memory at a time, beside what is on the device.
@@ -61,7 +64,7 @@ class StreamedSave:
         places = {number: stored for stored, number in self._numbers.items()}
         with written_whole(path) as file:
             rooms = write_archive(file, content)
-            check_disk(file, sum(hole.content_bytes for hole, _ in rooms))
+            check_disk(file.fileno(), sum(hole.content_bytes for hole, _ in rooms))
             order = {unit: place for place, unit in enumerate(self._session.units)}
             # in the store's order: what is near is read together
             for hole, room in sorted(rooms, key=lambda pair: _where(places[pair[0].number], order)):

@@ -86,17 +86,19 @@ CASES = {
 }
 
 
-def fit(case: Case, strategy: Any, from_: str | None = None, into: Path | None = None, **arguments: Any) -> Run:
+def fit(
+    case: Case, strategy: Any, from_: str | None = None, into: Path | None = None, extra: Any = (), **arguments: Any
+) -> Run:
     """Two epochs, or the rest of them."""
     seed_everything(3, verbose=False)
     model = case.make()
-    callbacks = []
+    callbacks = list(extra)
     if into is not None:
         at = {"dirpath": into, "save_top_k": -1}
         amid = ModelCheckpoint(filename="{step}", every_n_train_steps=AMID, **at)
-        callbacks = [amid, ModelCheckpoint(filename="end-{epoch}", save_on_train_epoch_end=True, **at)]
+        callbacks += [amid, ModelCheckpoint(filename="end-{epoch}", save_on_train_epoch_end=True, **at)]
     settings = {**QUIET, **case.arguments(), "max_epochs": 2, "strategy": strategy, "callbacks": callbacks}
-    trainer = Trainer(**{**settings, "enable_checkpointing": bool(callbacks), **arguments})
+    trainer = Trainer(**{**settings, "enable_checkpointing": into is not None, **arguments})
     trainer.fit(model, Loader(zoo.batches(BATCHES)), ckpt_path=from_)
     states = [o.state_dict() for o in trainer.optimizers]
     return Run([float(x) for x in model.losses], dict(model.state_dict()), states, trainer)
