@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +13,7 @@ from lightning_embrace.hydra.arguments import Packed
 from lightning_embrace.hydra.attributes import Moment
 from lightning_embrace.hydra.autocast import Autocast, without_cache
 from lightning_embrace.hydra.errors import BlockError
-from lightning_embrace.hydra.graphs import leaf_of, leaked, without_saving
+from lightning_embrace.hydra.graphs import leaf_of, leaked, saving_is_hooked, without_saving
 from lightning_embrace.hydra.randomness import Randomness
 from lightning_embrace.hydra.results import outside_of_graphs, own_memory, same_sums, sums
 
@@ -60,7 +60,7 @@ class Call:
         randomness = Randomness(block.device, block.generators)
         block.buffers.before()
         with block.attributes.cut() as self._attributes, block.keeper.forward_of(block), without_cache():
-            hold = block.keeper.may_hold(self)
+            hold = not saving_is_hooked() and block.keeper.may_hold(self)
             inputs = self._leaves(given)
             args, kwargs = self._rebuild(inputs)
             with torch.enable_grad() if hold else without_saving(block.name):
@@ -121,10 +121,9 @@ class Call:
                 made = self._made(block.pack(self._again(inputs), "returns").tensors)
                 self._check_again(made, len(gradients))
             pairs = [(m, g) for m, g in zip(made, gradients) if g is not None and m.requires_grad]
-            self._going_back = True
-            if pairs:
-                torch.autograd.backward([m for m, _ in pairs], [g for _, g in pairs])
-            self._going_back = False
+            with self._on_the_way_back():
+                if pairs:
+                    torch.autograd.backward([m for m, _ in pairs], [g for _, g in pairs])
             del made, pairs
             self.let_go()
         return [t.grad for t in inputs]
@@ -142,6 +141,16 @@ class Call:
             random,
         ):
             return block.forward(*args, **kwargs)
+
+    @contextmanager
+    def _on_the_way_back(self) -> Iterator[None]:
+        self._going_back = True
+        self.block.going_back += 1
+        try:
+            yield
+        finally:
+            self._going_back = False
+            self.block.going_back -= 1
 
     def _leaves(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [leaf_of(t, self._reached) for t in tensors]

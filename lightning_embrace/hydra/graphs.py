@@ -31,6 +31,12 @@ def without_saving(block: str) -> Iterator[None]:
         yield
 
 
+def saving_is_hooked() -> bool:
+    """Whether somebody else, such as activation checkpointing, decides what is kept for backward."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)  # not in every release
+    return top is not None and top(True) is not None
+
+
 def leaf_of(tensor: Tensor, reached: Callable[[], None]) -> Tensor:
     """The same tensor, as the beginning of a graph of its own.
 

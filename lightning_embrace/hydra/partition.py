@@ -90,24 +90,29 @@ def trained_bytes(parameters: Iterable[nn.Parameter]) -> int:
 
 def _outside(model: nn.Module, named: Mapping[int, tuple[str, nn.Module]]) -> dict[int, nn.Parameter]:
     """By ``id``, the parameters that some module outside of blocks has."""
-    inside = {id(part) for _, module in named.values() for part in module.modules()}
-    glue: dict[int, nn.Parameter] = {}
-    for part in model.modules():
-        if id(part) not in inside:
-            glue.update((id(p), p) for p in part.parameters(recurse=False))
-    return glue
+    return {id(p): p for _, part in _modules_outside(model, named) for p in part.parameters(recurse=False)}
+
+
+def _modules_outside(model: nn.Module, named: Mapping[int, tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Module]]:
+    """With their names, modules that can be reached past blocks, though they may be parts of blocks as well."""
+    seen = set(named)
+
+    def visit(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+        if id(module) not in seen:
+            seen.add(id(module))
+            yield path, module
+            for name, child in module.named_children():
+                yield from visit(child, f"{path}.{name}" if path else name)
+
+    return visit(model, "")
 
 
 def _largest_leaves(
     model: nn.Module, named: Mapping[int, tuple[str, nn.Module]]
 ) -> Iterator[list[tuple[str, nn.Module]]]:
     """Layers outside of blocks, the largest first; those that share parameters together."""
-    inside = {id(part) for _, module in named.values() for part in module.modules()}
-    leaves = [
-        (name, module)
-        for name, module in model.named_modules()
-        if id(module) not in inside and _weight(module) and not list(module.children()) and name
-    ]
+    outside = _modules_outside(model, named)
+    leaves = [(name, m) for name, m in outside if name and _weight(m) and not list(m.children())]
     for name, module in sorted(leaves, key=lambda pair: -_weight(pair[1])):
         mine = {id(p) for p in module.parameters()}
         others = [leaf for leaf in leaves if leaf[1] is not module and mine & {id(p) for p in leaf[1].parameters()}]

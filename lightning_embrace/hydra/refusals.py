@@ -29,7 +29,7 @@ def check_model(model: nn.Module, namespace: Namespace) -> None:
                 " model anew and take one: strategy='embrace' for large embeddings on several devices, strategy='hydra'"
                 " for a model that does not fit one."
             )
-        if module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
+        if _is_compiled(module):
             raise error(
                 f"HydraStrategy: {name!r} is compiled, and compiled code would not see that parameters come"
                 " and go. Leave torch.compile away."
@@ -39,6 +39,12 @@ def check_model(model: nn.Module, namespace: Namespace) -> None:
             "HydraStrategy: the LightningModule is compiled, and a compiled step would not see that parameters come and"
             " go. Pass the module itself, without torch.compile."
         )
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    own = (type(module).forward, *(v for v in vars(module).values() if callable(v)))
+    inside = any(hasattr(f, "_torchdynamo_orig_callable") and not hasattr(f, "_torchdynamo_disable") for f in own)
+    return inside or module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
 
 
 def check_callbacks(callbacks: Sequence[Any], namespace: Namespace) -> None:

@@ -15,6 +15,7 @@ from lightning_embrace.hydra.layout import allocate, copy_all
 from lightning_embrace.hydra.leaving import maker_for
 from lightning_embrace.hydra.ledger import Ledger
 from lightning_embrace.hydra.order import Order
+from lightning_embrace.hydra.outside import Outside
 from lightning_embrace.hydra.partition import Partition
 from lightning_embrace.hydra.pilot import Pilot
 from lightning_embrace.hydra.plan import Plan
@@ -74,6 +75,7 @@ class Session:
         self.state_dicts = StateDicts(list(modules.values()), self.read, self.write)
         for block in self.blocks:
             self._overlay.lay(block.module, "_compiled_call_impl", block)
+        self._outside = Outside(self.blocks, self.units, self._overlay)
 
     @property
     def transfer(self) -> Transfer:
@@ -116,6 +118,7 @@ class Session:
         device.give(_RESIDENT, self._resident)
         self._resident = plan.device_bytes - plan.slots * (plan.slot_bytes + plan.gradient_bytes)
         device.take(_RESIDENT, self._resident)
+        self._outside.watch()
         if self.shards:
             self._transfer = Transfer(
                 plan.slots, plan.slot_bytes, self.device, self.store, device, self._prefetch and plan.slots > 1
@@ -125,6 +128,7 @@ class Session:
         """Gives the blocks' calls back, and makes the parameters ordinary ones in host memory."""
         self._let_go()
         self._overlay.remove()
+        self._outside.remove()
         self.state_dicts.remove()
         try:
             self._close_transfer()
@@ -147,6 +151,27 @@ class Session:
         """Waits until the store has what steps have changed; raises what went wrong meanwhile."""
         if self._transfer is not None:
             self._transfer.settle()
+
+    @contextmanager
+    def taken_out(self, unit: Unit) -> Iterator[None]:
+        """Inside, a unit is in ordinary tensors, so that its sections can be laid out anew; between steps."""
+        place = unit.place
+        if place != "device":
+            self._let_go()
+            self.settle()
+            self.transfer.forget(self._shard_of[unit])
+            unit.take_place("device", self.store, torch.clone)
+        yield
+        unit.take_place(place, self.store)
+
+    @contextmanager
+    def without_stepping(self) -> Iterator[None]:
+        """Inside, nothing is stepped in backward: there may be another one."""
+        on_complete, self.on_complete = self.on_complete, None
+        try:
+            yield
+        finally:
+            self.on_complete = on_complete
 
     # ---- numbers ---------------------------------------------------------------------------------------------------
 
@@ -246,6 +271,11 @@ class Session:
                 shard.pending -= 1
                 if shard.pending == 0 and self.on_complete is not None:
                     self.on_complete(shard)
+
+    def moves(self, tensor: Tensor) -> bool:
+        """See :class:`~lightning_embrace.hydra.tape.Keeper`."""
+        unit = self._unit_of.get(id(tensor))
+        return unit is not None and unit.place != "device"
 
     def may_hold(self, call: Call) -> bool:
         """See :class:`~lightning_embrace.hydra.tape.Keeper`."""

@@ -42,6 +42,17 @@ class StateDicts:
         """Whether a hook on a module's state dict is one of these."""
         return bool(hook == self._give)
 
+    def __reduce__(self) -> Any:
+        """For ``copy.deepcopy`` and ``pickle``, which find this in modules' hooks.
+
+        Raises:
+            RuntimeError: Always.
+        """
+        raise RuntimeError(
+            "HydraStrategy: modules cannot be copied or pickled while parameters are away: the copy would be full of"
+            " NaN. Take state_dict(), which has true numbers, or copy the model after fit."
+        )
+
     def remove(self) -> None:
         """Takes the hooks away."""
         for handle in self._handles:

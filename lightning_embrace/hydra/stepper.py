@@ -37,6 +37,7 @@ class Stepper:
         self._session = session
         self._overlay = Overlay()
         self._states: dict[int, States] = {}
+        self._trained: list[list[bool]] = []
         self._step: Callable[..., Any] = optimizer.step
         #: some parameters have made this step and others have not
         self.torn = False
@@ -63,10 +64,13 @@ class Stepper:
             specs = []
             for place, parameter in enumerate(unit.parameters):
                 index = group_of.get(id(parameter))
-                if index is not None and parameter.requires_grad:
+                if index is not None and (parameter.requires_grad or parameter in self._optimizer.state):
                     specs += [StateSpec(place, name, dtype) for name, dtype in tried(index, parameter.dtype)]
-            unit.keep_states(specs)
-            unit.keeper = self._states[id(unit)] = States(unit, self._optimizer)
+            if id(unit) not in self._states or tuple(specs) != unit.state_specs:
+                with self._session.taken_out(unit):
+                    unit.keep_states(specs)
+                    unit.keeper = self._states[id(unit)] = States(unit, self._optimizer)
+        self._trained = self._what_is_trained()
         return sum(
             p.numel() * dtype.itemsize
             for index, group in enumerate(self._optimizer.param_groups)
@@ -74,6 +78,13 @@ class Stepper:
             if id(p) not in spilled
             for _, dtype in tried(index, p.dtype)
         )
+
+    def has_changed(self) -> bool:
+        """Whether other parameters are trained than those that were planned for: some were frozen, thawed or added."""
+        return self._trained != self._what_is_trained()
+
+    def _what_is_trained(self) -> list[list[bool]]:
+        return [[p.requires_grad for p in group["params"]] for group in self._optimizer.param_groups]
 
     def install(self, in_backward: bool) -> None:
         """Takes over.
@@ -187,8 +198,9 @@ class Stepper:
             self._step(**kwargs)
         for states, part in portions:
             states.settle(part)
+        used = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
         for unit in shard.units:
-            unit.drop_gradients()
+            unit.drop_gradients(used)
         transfer.discharge(shard)
         transfer.write_back(shard)
 

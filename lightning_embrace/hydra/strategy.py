@@ -242,18 +242,25 @@ class HydraMixin(FoldersMixin):
         self._plan_ahead(session, tensor_bytes((args, kwargs)))
         session.begin("training")
         if session.pilot is None:
-            return super().training_step(*args, **kwargs)
-        with session.pilot.around(session.partition.glue):
+            with session.without_stepping():
+                return super().training_step(*args, **kwargs)
+        with session.without_stepping(), session.pilot.around(session.partition.glue):
             return super().training_step(*args, **kwargs)
 
     def _plan_ahead(self, session: Session, batch_bytes: int) -> None:
-        """The first step is measured, and the plan follows from it; so does another one where a batch is larger."""
+        """The first step is measured, and the plan follows; so it does where a batch is larger, or more is trained."""
+        changed = self._stepper is not None and self._stepper.has_changed()
+        if changed:
+            assert self._stepper is not None
+            self._glue_states = self._stepper.plan_states()
         if self._pilot is None:
+            if changed:
+                self._plan(session, self.model, None)
             self._pilot = session.pilot = Pilot()
             self._largest_batch = batch_bytes
             return
         measured, session.pilot = session.pilot is not None, None
-        if measured or batch_bytes > self._largest_batch:
+        if measured or changed or batch_bytes > self._largest_batch:
             self._pilot.scale(batch_bytes / max(1, self._largest_batch))
             self._largest_batch = max(batch_bytes, self._largest_batch)
             self._plan(session, self.model, self._pilot)

@@ -29,6 +29,9 @@ class Keeper(Protocol):
     def backward_of(self, block: Block) -> AbstractContextManager[None]:
         """Around the second run and its backward."""
 
+    def moves(self, tensor: Tensor) -> bool:
+        """Whether it is a parameter that is not always on the device."""
+
     def may_hold(self, call: Call) -> bool:
         """Whether a call's activations may stay until its backward: it is likely to be the next one."""
 
@@ -62,6 +65,8 @@ class Block:
         self.parameters = tuple(module.parameters())
         self.buffers = Buffers(module)
         self.attributes = Attributes(module, self._refuse_attribute)
+        #: second runs whose backward is under way
+        self.going_back = 0
         #: whether a second run was compared with a first one
         self.checked = False
         self.generators = [v for m in module.modules() for v in vars(m).values() if isinstance(v, torch.Generator)]
@@ -74,6 +79,11 @@ class Block:
             return self.run(*args, **kwargs)
         if torch.is_grad_enabled():
             packed = self.pack((args, kwargs), "is given")
+            if any(self.keeper.moves(t) for t in packed.tensors):
+                raise BlockError(
+                    f"HydraStrategy: block {self.name!r} is given a parameter of a block, which is not always there."
+                    " Give it what that block makes of it, or give the module itself to this block."
+                )
             if any(t.requires_grad for t in (*packed.tensors, *self.parameters)):
                 call = Call(self, packed)
                 made = _Recomputed.apply(call, self.anchor, *packed.tensors)  # type: ignore[no-untyped-call]

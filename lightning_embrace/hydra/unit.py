@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -231,12 +231,17 @@ class Unit:
             if parameter.grad is nothing:
                 parameter.grad = None
 
-    def drop_gradients(self) -> None:
-        """Frees gradients that a step has used. They read as NaN until they are zeroed."""
+    def drop_gradients(self, used: Collection[int]) -> None:
+        """Frees gradients after a step.
+
+        Args:
+            used: ``id`` of parameters that the optimizer has. Their gradients read as NaN until it zeroes them; nobody
+                would zero, or use, others.
+        """
         self._stored_gradients.clear()
         for parameter, nothing in zip(self.parameters, self._gradient_stand_ins):
             if parameter.grad is not None:
-                parameter.grad = nothing
+                parameter.grad = nothing if id(parameter) in used else None
 
     def _in_store(self) -> list[int]:
         """The places of the parameters whose gradients were stored and not zeroed since."""

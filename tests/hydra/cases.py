@@ -21,6 +21,7 @@ class Case(NamedTuple):
         arguments: The Trainer's, made anew for each run.
         tolerance: 0: bit by bit. Else three or more contributions to one gradient are summed, in another order.
         check: Looks at the run under Hydra.
+        blocks: The strategy's.
     """
 
     make: Callable[[], Any]
@@ -29,6 +30,7 @@ class Case(NamedTuple):
     arguments: Callable[[], dict[str, Any]] = dict
     tolerance: float = 0.0
     check: Callable[[Run], None] | None = None
+    blocks: Any = "auto"
 
 
 _plain: dict[str, Run] = {}
@@ -44,7 +46,7 @@ def assert_equals_plain(case: Case, name: str, folder: Path | None, prefetch: bo
         prefetch: The strategy's.
     """
     tier = {"disk": folder, "host_memory": "4KiB"} if folder else {}
-    strategy = hydra(device_memory=case.device, prefetch=prefetch, **tier)
+    strategy = hydra(device_memory=case.device, prefetch=prefetch, blocks=case.blocks, **tier)
     ours = fit(case.make, strategy, case.data(), **case.arguments())
     if name not in _plain:
         _plain[name] = fit(case.make, "auto", case.data(), **case.arguments())

@@ -103,6 +103,11 @@ OPTIMIZERS = {
     "rprop": Case(stack(torch.optim.Rprop, lr=0.01), "120KiB"),
     "adafactor": Case(stack(torch.optim.Adafactor, lr=0.01)),
 }
+if hasattr(torch.optim, "Muon"):  # since 2.9; whole matrices, one by one
+    OPTIMIZERS["muon"] = Case(
+        partial(zoo.Stack, lambda parameters: torch.optim.Muon([p for p in parameters if p.ndim == 2], lr=0.01)),
+        "100KiB",
+    )
 CASES = {**MODELS, **TRAINING, **OPTIMIZERS}
 PLACES = [("host", True), ("disk", False), ("disk", True), ("host", False)]
 #: each case once, and each place, with and without prefetch, for every fourth of them

@@ -85,3 +85,15 @@ def test_large_layers_outside_of_lists() -> None:
 def test_no_lists() -> None:
     parts = divide(nn.Linear(2, 2))
     assert parts.blocks == () and len(parts.glue) == 2
+
+
+def test_a_module_that_is_inside_and_outside_of_blocks() -> None:
+    """Its parameters are needed where no block is called; a large one is a block itself, with those that have it."""
+    model = zoo.Language()
+    model.blocks[1].words = model.words
+    parts = divide(model)
+    assert any(p is model.words.weight for p in parts.glue)
+    assert not any(p is model.words.weight for block in parts.blocks for p in block.parameters)
+    parts = divide(model, glue_room=1000)
+    assert [b.name for b in parts.blocks if b.module is model.words] == ["words"]
+    assert [{parts.blocks[i].name for i in unit} for unit in parts.units if len(unit) > 1] == [{"words", "blocks.1"}]

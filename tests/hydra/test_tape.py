@@ -36,6 +36,9 @@ class Keeper:
     def taped(self, block: Block, tensors: Any) -> None:
         self.events.append("taped")
 
+    def moves(self, tensor: Tensor) -> bool:
+        return False
+
     def may_hold(self, call: Any) -> bool:
         return self.hold
 

@@ -30,6 +30,23 @@ class Counting(torch.optim.SGD):
         super().step()
 
 
+class ScheduleFree(torch.optim.Optimizer):
+    """Weights each step by a sum that its group keeps."""
+
+    def __init__(self, parameters: Any, lr: float = 0.1) -> None:
+        super().__init__(parameters, {"lr": lr, "weight_sum": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["weight_sum"] += group["lr"] ** 2
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                z = state.setdefault("z", parameter.clone())
+                z.sub_(parameter.grad, alpha=group["lr"])
+                parameter.lerp_(z, group["lr"] ** 2 / group["weight_sum"])
+
+
 def tried(kind: Any, **settings: Any) -> list[str]:
     optimizer = kind([nn.Parameter(torch.zeros(2, 3))], **settings)
     return sorted(name for name, _ in states_of(optimizer, optimizer.param_groups[0], torch.float32))
@@ -53,13 +70,15 @@ def test_elementwise(kind: Any, settings: dict[str, Any], states: list[str]) -> 
     assert tried(kind, **settings) == states
 
 
-@pytest.mark.parametrize("kind", [Scaled, Counting])
+@pytest.mark.parametrize("kind", [Scaled, Counting, ScheduleFree])
 def test_coupled(kind: Any) -> None:
     """One parameter's step depends on others, or a group counts: refused."""
     with pytest.raises(CoupledOptimizerError, match=rf"{kind.__name__} moves a parameter otherwise"):
         tried(kind, lr=0.1)
 
 
-def test_lbfgs() -> None:
-    with pytest.raises(CoupledOptimizerError, match="LBFGS"):
-        tried(torch.optim.LBFGS)
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SparseAdam])
+def test_what_cannot_be_tried(kind: Any) -> None:
+    """It needs a closure that it calls again and again, or sparse gradients."""
+    with pytest.raises(CoupledOptimizerError, match=kind.__name__):
+        tried(kind)

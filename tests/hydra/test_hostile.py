@@ -1,0 +1,108 @@
+"""Uses of blocks that are easily got wrong: the numbers of plain training, or a refusal with a cure."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch.utils.data import DataLoader
+
+from lightning_embrace.hydra.errors import BlockError
+from tests.hydra import hostile_zoo, zoo
+from tests.hydra.cases import Case, assert_equals_plain
+from tests.hydra.runs import QUIET, fit, hydra
+
+
+def adamw(parameters: Any) -> Any:
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
+def varying() -> list[Any]:
+    """Batches of many sizes."""
+    return [zoo.batches(1, size=2 + 7 * i % 11)[0] for i in range(20)]
+
+
+def states_are_planned(run: Any) -> None:
+    """Also of blocks that were not trained at first."""
+    assert all(unit.states for unit in run.trainer.strategy.planned.units)
+
+
+CASES = {
+    "returns its input": Case(hostile_zoo.ReturnsItsInput),
+    "many results": Case(hostile_zoo.ManyResults),
+    "without gradients": Case(hostile_zoo.WithoutGradients),
+    "hooked": Case(hostile_zoo.Hooked),
+    "checkpointed": Case(hostile_zoo.Checkpointed),
+    "thawing": Case(partial(hostile_zoo.Thawing, adamw), "120KiB", check=states_are_planned),
+    "added": Case(partial(hostile_zoo.Added, adamw), "120KiB", check=states_are_planned),
+    "sizes": Case(partial(zoo.Stack, adamw), "150KiB", varying),
+    # the matrix has a gradient of two blocks, of an argument, and of the look-up outside
+    "in and outside": Case(hostile_zoo.InAndOutside, "75KiB", zoo.sentences, tolerance=1e-6),
+    "evaluating": Case(hostile_zoo.Evaluating, "160KiB"),
+    "turned around": Case(hostile_zoo.TurnedAround),
+    "counting": Case(hostile_zoo.Counting),
+    # a block that is called three times in a step has three gradients
+    "in any order": Case(hostile_zoo.InAnyOrder, tolerance=1e-6),
+    "backward inside": Case(hostile_zoo.BackwardInside),
+    "two losses": Case(hostile_zoo.TwoLosses),
+    "partly precise": Case(hostile_zoo.PartlyPrecise, arguments=lambda: {"precision": "bf16-mixed"}),
+    "double": Case(hostile_zoo.Double, "150KiB"),
+    "nested": Case(hostile_zoo.PartOutside, blocks=["blocks.*.0", "blocks.*"]),
+}
+PLACES = [("host", True), ("disk", False), ("disk", True), ("host", False)]
+SAMPLE = [(name, *PLACES[index % 4]) for index, name in enumerate(CASES)]
+
+
+@pytest.mark.parametrize(("name", "tier", "prefetch"), SAMPLE)
+def test_equals_plain(name: str, tier: str, prefetch: bool, tmp_path: Path) -> None:
+    """Twenty steps, bit by bit."""
+    assert_equals_plain(CASES[name], f"hostile {name}", tmp_path if tier == "disk" else None, prefetch)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("prefetch", [True, False])
+@pytest.mark.parametrize("tier", ["host", "disk"])
+@pytest.mark.parametrize("name", CASES)
+def test_everywhere(name: str, tier: str, prefetch: bool, tmp_path: Path) -> None:
+    assert_equals_plain(CASES[name], f"hostile {name}", tmp_path if tier == "disk" else None, prefetch)
+
+
+@pytest.mark.parametrize(
+    ("kind", "match"),
+    [
+        (hostile_zoo.PartOutside, r"'blocks\.2\.0' is a part of block 'blocks\.2' .*\['blocks\.2\.0', 'blocks\.2'"),
+        (hostile_zoo.Penalty, r"parameter 'blocks\.\d\.\d\.(weight|bias)' is used outside .*penalty"),
+        (hostile_zoo.ReturnsAGenerator, r"'blocks\.0' returns a generator"),
+        (partial(hostile_zoo.InAndOutside, words=900), r"'blocks\.3' is given a parameter of a block"),
+        (hostile_zoo.Leaking, r"a tensor that block 'blocks\.2' has made and not returned"),
+    ],
+)
+def test_refused(kind: Any, match: str) -> None:
+    """In the first step; the message names the block and a cure."""
+    model = kind()
+    data, budget = (zoo.sentences(2), "400KiB") if isinstance(model, zoo.Language) else (zoo.batches(2), "60KiB")
+    with pytest.raises(BlockError, match=match):
+        Trainer(**QUIET, strategy=hydra(device_memory=budget)).fit(model, DataLoader(data, batch_size=None))
+    assert len(model.losses) <= 1 and all(p.isfinite().all() for p in model.parameters())
+
+
+def test_parts_that_are_compiled() -> None:
+    with pytest.raises(MisconfigurationException, match=r"'blocks\.1' is compiled"):
+        fit(hostile_zoo.PartlyCompiled, hydra(), zoo.batches(2))
+
+
+def test_a_copy_of_a_spilled_model() -> None:
+    """Would be full of NaN."""
+
+    class Copied(zoo.Stack):
+        def on_train_batch_end(self, *_: Any) -> None:
+            copy.deepcopy(self.blocks)
+
+    with pytest.raises(RuntimeError, match=r"copied or pickled while .*state_dict\(\)"):
+        fit(Copied, hydra(device_memory="60KiB"), zoo.batches(2))
