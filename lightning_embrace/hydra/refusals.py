@@ -47,6 +47,28 @@ def _is_compiled(module: nn.Module) -> bool:
     return inside or module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
 
 
+def check_trainer(trainer: Any, namespace: Namespace) -> None:
+    """Refuses what is for several processes.
+
+    Raises:
+        MisconfigurationException: There are several, or batch norm is to be that of several.
+    """
+    connector = trainer._accelerator_connector
+    if connector._layer_sync is not None:
+        raise _error(namespace)(
+            "HydraStrategy and Trainer(sync_batchnorm=True): on one device batch norm has the whole batch's statistics"
+            " as it is. Leave it away."
+        )
+    environment = connector.cluster_environment
+    elastic = namespace.get_fabric("plugins.environments.TorchElasticEnvironment")
+    if isinstance(environment, elastic) and environment.world_size() > 1:
+        raise _error(namespace)(
+            f"HydraStrategy trains in one process, and torchrun has started {environment.world_size()} processes: each"
+            " would train the whole model and write the same files. Start the program by itself; HydraFleet trains"
+            " several models on several devices."
+        )
+
+
 def check_callbacks(callbacks: Sequence[Any], namespace: Namespace) -> None:
     """Refuses callbacks that would average or prune NaN.
 

@@ -22,7 +22,7 @@ from lightning_embrace.hydra.pilot import Pilot
 from lightning_embrace.hydra.plan import Planned
 from lightning_embrace.hydra.planning import default_sizes, glue_room, plan_of, tensor_bytes
 from lightning_embrace.hydra.precision import SpilledPrecision
-from lightning_embrace.hydra.refusals import check_callbacks, check_model, check_optimizers
+from lightning_embrace.hydra.refusals import check_callbacks, check_model, check_optimizers, check_trainer
 from lightning_embrace.hydra.render import show
 from lightning_embrace.hydra.session import Session
 from lightning_embrace.hydra.stepper import Stepper
@@ -133,6 +133,7 @@ class HydraMixin(FoldersMixin):
         assert self.accelerator is not None and self.model is not None
         fitting = trainer.state.fn == "fit"
         self.accelerator.setup(trainer)
+        check_trainer(trainer, self.namespace)
         check_model(self.model, self.namespace)
         check_callbacks(trainer.callbacks, self.namespace)
         self._check_saves(trainer)
