@@ -30,6 +30,13 @@ ARGUMENTS = {
 }
 
 
+class Fits(zoo.Stack):
+    """Brings its data."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(zoo.batches(3), batch_size=None)
+
+
 @pytest.mark.parametrize("old", [False, True], ids=["lightning.pytorch", "pytorch_lightning"])
 def test_every_argument(tmp_path: Path, old: bool) -> None:
     """From a YAML file and flags, under both names of Lightning."""
@@ -56,7 +63,7 @@ def test_the_command_line_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """``python -m lightning_embrace fit``, from a file: it trains, saves a folder, and that is made one file."""
     config = tmp_path / "config.yaml"
     config.write_text(f"""
-model: tests.support.program.Net
+model: {__name__}.Fits
 trainer:
   accelerator: cpu
   devices: 1
@@ -66,7 +73,7 @@ trainer:
   default_root_dir: {tmp_path}/root
   strategy:
     class_path: {HERE}
-    init_args: {{device_memory: 8MiB, state_dict_type: sharded}}
+    init_args: {{device_memory: 120KiB, state_dict_type: sharded}}
   callbacks:
     - class_path: lightning.pytorch.callbacks.ModelCheckpoint
       init_args: {{dirpath: {tmp_path}/saved, filename: last}}
