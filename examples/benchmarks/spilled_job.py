@@ -40,7 +40,7 @@ class Job:
         optimizer: ``"sgd"`` or ``"adamw"``.
         sequences: In a batch.
         steps: How many. The first one is measured by the strategy, and the second one begins under a new plan.
-        strategy: ``"hydra"`` or ``"auto"``.
+        strategy: ``"hydra"``, ``"auto"``, or ``"deepspeed"``, which runs in an environment of its own.
         device: Bytes of the device's budget.
         host: Bytes of the host's budget.
         disk: A folder, or empty.
@@ -86,7 +86,8 @@ def result_of(job: Job, timeout: float = 3600.0, environment: Mapping[str, str] 
     Raises:
         JobError: It has failed; the message ends with the last lines of its stderr.
     """
-    command = [sys.executable, __file__, json.dumps(asdict(job))]
+    python = ROOT / ".venvs" / "deepspeed" / "bin" / "python" if job.strategy == "deepspeed" else sys.executable
+    command = [str(python), __file__, json.dumps(asdict(job))]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, env={**os.environ, **(environment or {})}
     )
@@ -108,8 +109,13 @@ def run(job: Job) -> dict[str, Any]:
     Returns:
         Seconds and losses by step; ``moved``: bytes of a step in the steady state by ``"disk read"`` and so on, as the
         store has counted them, and by ``"blocks read"`` and ``"blocks written"``, as the kernel has; ``plan``: as the
-        plan foretells them; ``peak``: VmHWM by stage; and how shards were met (``shards``).
+        plan foretells them; ``transfers``: seconds of those steps in which shards were moved, and in which the model
+        waited for it; ``peak``: VmHWM by stage; and how shards were met (``shards``).
     """
+    if job.strategy == "deepspeed":
+        from examples.benchmarks import spilled_deepspeed
+
+        return spilled_deepspeed.run(job)
     if job.limited:
         import resource
 
@@ -162,16 +168,19 @@ def _watch(job: Job) -> Any:
 
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
             if batch_idx == 2:
-                self._before = self._bytes(trainer)
+                self._before, self._transfers = self._bytes(trainer), self._moving(trainer)
             self._began = time.perf_counter()
 
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.found["seconds"].append(time.perf_counter() - self._began)
             if batch_idx == job.steps - 1 and self._before:
+                self.found["transfers"] = {
+                    name: seconds - self._transfers[name] for name, seconds in self._moving(trainer).items()
+                }
                 after = self._bytes(trainer)
                 self.found["moved"] = {
                     name: (value - self._before.get(name, 0)) / (job.steps - 2) for name, value in after.items()
                 }
-            self.found["seconds"].append(time.perf_counter() - self._began)
 
         def on_train_end(self, trainer: Any, module: Any) -> None:
             self.peak["trained"] = status("VmHWM")
@@ -187,6 +196,11 @@ def _watch(job: Job) -> Any:
             self.found["accounts"] = {tier: ledger.peak for tier, ledger in session.ledgers.items()}
             if planned.plan.shards:
                 self.found["shards"] = dict(session.transfer.counts)
+
+        @staticmethod
+        def _moving(trainer: Any) -> dict[str, float]:
+            session = getattr(trainer.strategy, "_session", None)
+            return dict(session.transfer.seconds) if session is not None and session.shards else {}
 
         @staticmethod
         def _bytes(trainer: Any) -> dict[str, float]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -69,6 +70,8 @@ class Transfer:
         self._charged: list[Shard] = []
         #: how often a shard was there, on its way, or had to be loaded when it was needed
         self.counts: Counter[str] = Counter()
+        #: seconds that the thread has spent on ``"moving"``, and somebody else on ``"waiting"`` for it
+        self.seconds: defaultdict[str, float] = defaultdict(float)
 
     # ---- loading ---------------------------------------------------------------------------------------------------
 
@@ -83,7 +86,7 @@ class Transfer:
         slot.used = self._clock
         if slot.weights is not None:
             self.counts["foreseen" if not slot.weights.done() else "there"] += 1
-            slot.weights.result()
+            self._wait(slot.weights)
             slot.weights = None
             for unit, memory in shard.weights_in(slot.memory):
                 unit.move_in(memory)
@@ -127,7 +130,7 @@ class Transfer:
         self.ask_for_states(shard)
         slot = shard.slot
         assert slot is not None and slot.states is not None
-        slot.states.result()
+        self._wait(slot.states)
         return slot.memory
 
     def write_back(self, shard: Shard) -> None:
@@ -163,7 +166,7 @@ class Transfer:
     def store_gradients(self, shard: Shard) -> None:
         """Moves a shard's gradients to the store."""
         for unit in shard.units:
-            self._do(partial(unit.store_gradients, self._store)).result()
+            self._wait(self._do(partial(unit.store_gradients, self._store)))
         self.discharge(shard)
 
     def fetch_gradients(self, shard: Shard) -> None:
@@ -171,7 +174,7 @@ class Transfer:
         self.charge(shard)
         for unit in shard.units:
             if unit.needs_fetching():
-                self._do(unit.fetch_gradients).result()
+                self._wait(self._do(unit.fetch_gradients))
 
     @contextmanager
     def gradients_of(self, shard: Shard, changed: bool) -> Iterator[None]:
@@ -197,7 +200,7 @@ class Transfer:
 
     def wait_for(self, job: Callable[[], object]) -> None:
         """Does something in the thread, after all that was asked before."""
-        self._do(job).result()
+        self._wait(self._do(job))
 
     def forget(self, shard: Shard) -> None:
         """Its weights are about to change in the store."""
@@ -213,7 +216,7 @@ class Transfer:
 
     def _await_write(self) -> None:
         try:
-            self._writes.popleft().result()  # raises what the thread met
+            self._wait(self._writes.popleft())  # raises what the thread met
         except BaseException as error:
             self._failure = error
             raise
@@ -258,7 +261,7 @@ class Transfer:
         if shard is None:
             return
         if slot.weights is not None:
-            slot.weights.result()  # never used
+            self._wait(slot.weights)  # never used
             self.counts["in vain"] += 1
         if shard in self._charged:
             self.store_gradients(shard)
@@ -268,13 +271,26 @@ class Transfer:
 
     def _do(self, job: Callable[[], object]) -> Future[None]:
         def run() -> None:
-            with torch.inference_mode(False), torch.no_grad():
+            with _timed(self.seconds, "moving"), torch.inference_mode(False), torch.no_grad():
                 job()
 
         future = self._thread.submit(run)
         if not self._prefetch:
-            future.result()
+            self._wait(future)
         return future
+
+    def _wait(self, future: Future[None]) -> None:
+        with _timed(self.seconds, "waiting"):
+            future.result()
+
+
+@contextmanager
+def _timed(seconds: defaultdict[str, float], name: str) -> Iterator[None]:
+    began = perf_counter()
+    try:
+        yield
+    finally:
+        seconds[name] += perf_counter() - began
 
 
 def _read(section: SectionName, portions: Sequence[tuple[Unit, Tensor]]) -> None:
