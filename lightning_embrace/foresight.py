@@ -156,6 +156,12 @@ class Foresight:
         wants = self._wants(chosen)
         self._early = self._exchange(wants, "early rows of the next step", urgent=False)
 
+    def drain(self) -> None:
+        """Waits for rows that were sent early; nobody will look them up."""
+        early, self._early = self._early, None
+        if early is not None:
+            early.abandon()
+
     def check_early_rows(self) -> None:
         """Call before the optimizer steps where gradients may have been changed: rows that came early must not move."""
         for table, ids in [(self._tables[t], ids) for wants in self._early_wants() for t, ids in wants.items()]:

@@ -366,6 +366,12 @@ class Session:
         self.pending.settle_all()
         return self._shards
 
+    def drain(self) -> None:
+        """The process ends: waits for what is under way, for others may need this rank's part of it."""
+        self.pending.settle_all()
+        if self.foresight is not None:
+            self.foresight.drain()
+
     def unshard(self, optimizers: list[Optimizer]) -> None:
         """Puts whole tables and their optimizer state back, on every rank. Collective."""
         if self.rows.released:  # the model was given back before

@@ -165,18 +165,27 @@ class RowService:
     def stop(self) -> None:
         """Ends the thread. Call it after a barrier: nobody asks any more."""
         neighbour = (self._rank + 1) % self._world_size
-        dist.send(torch.tensor([_STOP, 0, 0]), group=self._group, group_dst=neighbour, tag=_REQUEST)
+        self._say(_STOP, neighbour, _FOREVER)
         self._thread.join(timeout=10.0)
         dist.destroy_process_group(self._group)
 
     def leave(self) -> None:
-        """This process ends in good order, whenever the others do: connections that break with it are no failure."""
-        with contextlib.suppress(RuntimeError):  # some have gone before
-            for rank in range(self._world_size):
-                if rank != self._rank:
-                    farewell = dist.isend(torch.tensor([_LEAVE, 0, 0]), group=self._group, group_dst=rank, tag=_REQUEST)
-                    assert farewell is not None
-                    farewell.wait(_FAREWELL)
+        """This process ends in good order, whenever the others do: connections that break with it are no failure.
+
+        The thread ends here: what reaches one that waits inside of torch while the interpreter goes down, another
+        rank's farewell, aborts the process.
+        """
+        for rank in range(self._world_size):
+            if rank != self._rank:
+                with contextlib.suppress(RuntimeError):  # it has gone before
+                    self._say(_LEAVE, rank)
+        # somebody who has heard it says so; in vain only where all others have gone, and nothing more can come
+        self._thread.join(timeout=_FAREWELL.total_seconds())
+
+    def _say(self, word: int, rank: int, patience: timedelta = _FAREWELL) -> None:
+        work = dist.isend(torch.tensor([word, 0, 0]), group=self._group, group_dst=rank, tag=_REQUEST)
+        assert work is not None
+        work.wait(patience)
 
     def abandon(self) -> None:
         """Ends after a failure: look-ups that wait raise, and no more are answered."""
@@ -193,6 +202,8 @@ class RowService:
                     return
                 if table == _LEAVE:
                     self._left = True
+                    with contextlib.suppress(RuntimeError):  # it has gone, and needs no word
+                        self._say(_STOP, work._source_rank())
                     continue
                 source = work._source_rank()
                 ids_U = torch.empty(count, dtype=torch.int64)

@@ -49,6 +49,8 @@ class EndingMixin(ReportingMixin):
         if isinstance(error, BaseException):
             self.give_up(error)
             return
+        if self._session is not None and not self._failed:
+            self._session.drain()
         if self._service is not None:
             self._service.leave()
         if self._connection is not None:

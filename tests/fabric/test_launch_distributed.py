@@ -61,7 +61,7 @@ SLOW = pytest.mark.matrix
     [
         ("embrace", "lightning.fabric", "linger"),
         ("embrace_spawn", "lightning_fabric", "plain"),
-        pytest.param("embrace", "lightning_fabric", "plain", marks=SLOW),
+        ("embrace", "lightning_fabric", "plain"),
         pytest.param("embrace_spawn", "lightning.fabric", "linger", marks=SLOW),
         pytest.param("embrace_fork", "lightning.fabric", "linger", marks=SLOW),
     ],
