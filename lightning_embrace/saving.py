@@ -76,7 +76,7 @@ class SavingMixin(ShardedSavingMixin):
             return content, check_content(content)
         handles = [handle for module in self.lightning_module.modules() if (handle := handle_of(module)) is not None]
         shapes = {(h.table.rows, h.table.columns) for h in handles}
-        return read_file(
+        read = read_file(
             path,
             type(self.checkpoint_io) in plain_ios(self.namespace),
             (lambda t: tuple(t.shape) in shapes) if shapes else None,
@@ -85,6 +85,7 @@ class SavingMixin(ShardedSavingMixin):
             self.local_rank,
             len(self.parallel_devices or (0,)),
         )
+        return read.content, read.number
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Loads weights, each rank its columns; of another model, none."""

@@ -30,10 +30,19 @@ _KNOWN = {
 }
 
 
+_DEVICE = Tensor.device.__get__
+#: what changes its first argument, beside what ends in ``_``
+_CHANGING = {"__setitem__", "__delitem__", "__set__"} | {
+    f"__i{name}__"
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+}
+
+
 class Hole(Tensor):
     """A tensor of a checkpoint before its values are there: those of a sharded table, or those that wait in a store.
 
-    It can be put into dictionaries and taken out again; whoever reads values, copies or pickles it gets an error.
+    It can be put into dictionaries and taken out again. Whoever asks for values gets a copy of them, if they can be
+    read here and now, and an error if not; whoever changes it gets an error.
 
     Attributes:
         number: Which of a checkpoint's holes it is, the same on every rank; equal ones are one tensor.
@@ -42,7 +51,7 @@ class Hole(Tensor):
         ids_U: Of a sparse state, the rows that it has, on rank 0. None: all.
         stands_for: For people.
         cure: Where the values are now, for whoever asks.
-        read: Gives some of its rows, from one on so many, to whoever writes it into a folder. None: nobody does.
+        read: Gives some of its rows, from one on so many. None: nobody does.
     """
 
     number: int
@@ -80,14 +89,43 @@ class Hole(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Iterable[Any], args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Says what it is, and nothing else."""
+        """Says what it is; for the rest it is read."""
+        kwargs = kwargs or {}
+        if func == _DEVICE and args[0].read is not None:
+            return torch.device("cpu")
         if func in _KNOWN:
             return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
-        found = next((a for a in (*args, *(kwargs or {}).values()) if isinstance(a, Hole)), None)
-        raise RuntimeError(
-            f"{getattr(func, '__name__', func)} was called on {found!r}, a tensor of a checkpoint that is being saved."
-            f" Values are put together when the file is written: {'' if found is None else found.cure}"
-        )
+        if _changes(func, args, kwargs):
+            raise RuntimeError(
+                f"{getattr(func, '__name__', func)} would change {args[:1]!r}, a tensor of a checkpoint that is being"
+                " saved. Put a new one in its place."
+            )
+        return func(*map(_values, args), **{key: _values(value) for key, value in kwargs.items()})
+
+    def values_now(self) -> Tensor:
+        """A copy of its values.
+
+        Raises:
+            RuntimeError: They are put together when the file is written.
+        """
+        if self.read is None:
+            raise RuntimeError(
+                f"{self!r}, a tensor of a checkpoint that is being saved, was to be read. Values are put together when"
+                f" the file is written: {self.cure}"
+            )
+        return self.read(0, len(self) if self.ndim else 1)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"Hole({self.stands_for!r}, {tuple(self.shape)}, {self.dtype})"
+
+
+def _values(value: Any) -> Any:
+    if isinstance(value, Hole):
+        return value.values_now()
+    return type(value)(map(_values, value)) if type(value) in (list, tuple) else value
+
+
+def _changes(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    name = getattr(func, "__name__", "")
+    in_place = name in _CHANGING or (name.endswith("_") and not name.endswith("__"))
+    return (in_place and bool(args) and isinstance(args[0], Hole)) or isinstance(kwargs.get("out"), Hole)

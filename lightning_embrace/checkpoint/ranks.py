@@ -33,7 +33,7 @@ def part_of(checkpoint: dict[str, Any], rank: int, world_size: int) -> tuple[Ran
     """
     parts: list[RankState] | None = checkpoint.get(KEY)
     if parts is None:
-        return None, "it was not written under `embrace`"
+        return None, "it was not written under `embrace` or `hydra`"
     if len(parts) != world_size:
         return None, f"it was written by {len(parts)} rank{'s' * (len(parts) != 1)}, and now there are {world_size}"
     return parts[rank], None

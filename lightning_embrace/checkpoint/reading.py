@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 from zipfile import is_zipfile
 
 from torch import Tensor
 
 from lightning_embrace.checkpoint.damage import check_content, check_file, check_kind
 from lightning_embrace.checkpoint.layout import joined
-from lightning_embrace.checkpoint.mapped import load_mapped
+from lightning_embrace.checkpoint.mapped import MappedFile, load_mapped
+
+
+class Read(NamedTuple):
+    """A file that was read.
+
+    Attributes:
+        content: What it holds.
+        number: One that differs where the content does.
+        file: In which tensors stay, None: all were read.
+    """
+
+    content: dict[str, Any]
+    number: int
+    file: MappedFile | None
 
 
 def read_file(
@@ -21,7 +35,7 @@ def read_file(
     load: Callable[[], Any],
     part: int = 0,
     parts: int = 1,
-) -> tuple[dict[str, Any], int]:
+) -> Read:
     """Reads a file, and makes sure that it is what was written.
 
     Args:
@@ -33,15 +47,16 @@ def read_file(
         part: Which of its records are compared with their checksums here, from 0.
         parts: Among how many processes that is shared out.
 
-    Returns:
-        What it holds, and a number that differs where that does.
-
     Raises:
         CheckpointError: It is damaged, or no checkpoint of Lightning's.
     """
     number = check_file(path, part, parts)
     if plain:
         check_kind(path)
-    content = load_mapped(path, stays, weights_only) if stays is not None and plain and is_zipfile(path) else load()
+    file: MappedFile | None = None
+    if stays is not None and plain and is_zipfile(path):
+        content, file = load_mapped(path, stays, weights_only)
+    else:
+        content = load()
     number ^= check_content(content)
-    return joined({}, content), number
+    return Read(joined({}, content), number, file)

@@ -1,16 +1,49 @@
-"""Optimizer states of a checkpoint, on their way into the store."""
+"""What a checkpoint holds, on its way into the model and the store."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_embrace.checkpoint.mapped import MappedFile
 from lightning_embrace.checkpoint.sharded import read_rest
 from lightning_embrace.hydra.layout import copy_all
 from lightning_embrace.hydra.unit import is_away
+
+
+@contextmanager
+def copied_from(file: MappedFile | None, model: nn.Module, state_dict: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, what a module has loaded leaves memory before the next one loads.
+
+    Args:
+        file: Where it is mapped from, if it is.
+        model: The model.
+        state_dict: What it loads.
+    """
+    if file is None:
+        yield
+        return
+
+    def loaded(names: Sequence[str], *_: Any) -> None:
+        for name in names:
+            if isinstance(value := state_dict.get(name), Tensor):
+                file.let_go(value)
+
+    handles = [
+        module.register_load_state_dict_post_hook(partial(loaded, [f"{prefix}{name}" for name in module._parameters]))
+        for prefix, module in ((f"{name}." if name else "", module) for name, module in model.named_modules())
+        if module._parameters
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def read_into(views: Mapping[int, Tensor], values: Mapping[int, Tensor]) -> None:

@@ -11,6 +11,10 @@ from lightning_embrace.hydra.sizes import human
 Place = Literal["device", "host", "disk"]
 
 
+#: sizes are shown with three digits
+_ROUNDING = 1.005
+
+
 class DoesNotFitError(ValueError):
     """No plan keeps the budgets."""
 
@@ -55,6 +59,7 @@ class Budget:
         working: What computing takes: the activations of one block and of what is outside of blocks.
         prefetch: Whether the next shard is to be loaded while one computes.
         spilled_gradients: Whether gradients wait in the store for a second pass.
+        unmeasured: Until ``working`` is measured, the share that it is taken to be of what ``glue`` leaves.
     """
 
     device: int
@@ -64,6 +69,7 @@ class Budget:
     working: int
     prefetch: bool
     spilled_gradients: bool
+    unmeasured: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -142,17 +148,25 @@ def make_plan(units: Sequence[UnitCost], budget: Budget) -> Plan:
 
 
 def _slots(units: Sequence[UnitCost], free: int, budget: Budget) -> tuple[int, int, int]:
+    if not units:
+        raise DoesNotFitError(
+            f"HydraStrategy(device_memory={human(budget.device)!r}): the model has no blocks that could be moved. It"
+            f" takes {human(budget.glue)}, and computing {human(budget.working)}. Give device_memory="
+            f"{human(_ROUNDING * (budget.glue + budget.working))!r} or more, or keep its parameters in modules that are"
+            " called, such as nn.Linear."
+        )
     slot, gradients = max(u.weights + u.states for u in units), max(u.gradients for u in units)
     for count in (2, 1) if budget.prefetch else (1,):
         if count * (slot + gradients) <= free:
             return count, slot, gradients
     largest = max(units, key=lambda u: u.resident)
+    enough = (slot + gradients + (0 if budget.unmeasured else budget.working)) / (1 - budget.unmeasured) + budget.glue
     raise DoesNotFitError(
         f"HydraStrategy(device_memory={human(budget.device)!r}): block {largest.name!r} takes {human(largest.resident)}"
         f" (parameters {human(largest.weights)}, gradients {human(largest.gradients)}, optimizer states"
         f" {human(largest.states)}), and beside what is always on the device ({human(budget.glue)}) and what computing"
         f" takes ({human(budget.working)}) there are {human(max(0, free))}. Give device_memory="
-        f"{human(budget.device - free + slot + gradients)!r} or more, or name smaller blocks with blocks=[...]."
+        f"{human(_ROUNDING * enough)!r} or more, or name smaller blocks with blocks=[...]."
     )
 
 

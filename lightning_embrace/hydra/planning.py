@@ -136,7 +136,8 @@ def budget_of(sizes: tuple[int, int], config: HydraConfig, glue: int, pilot: Pil
     """
     device, host = sizes
     working = pilot.working if pilot is not None else int(_UNMEASURED * max(0, device - glue))
-    return Budget(device, host, config.disk is not None, glue, working, config.prefetch, second_pass)
+    unmeasured = 0.0 if pilot is not None else _UNMEASURED
+    return Budget(device, host, config.disk is not None, glue, working, config.prefetch, second_pass, unmeasured)
 
 
 def tensor_bytes(tree: Any) -> int:

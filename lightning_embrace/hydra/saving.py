@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,9 +13,11 @@ from torch.optim import Optimizer
 from lightning_embrace.checkpoint.agreement import CheckpointError, write_together
 from lightning_embrace.checkpoint.atomic import local_path
 from lightning_embrace.checkpoint.io import AtomicFilesMixin, plain_ios
-from lightning_embrace.checkpoint.readers import reader_at, reader_of_checkpoint, readers_above
+from lightning_embrace.checkpoint.mapped import MappedFile
+from lightning_embrace.checkpoint.readers import reader_at, readers_above
 from lightning_embrace.checkpoint.reading import read_file
 from lightning_embrace.checkpoint.span import span
+from lightning_embrace.hydra.loading import copied_from
 from lightning_embrace.hydra.session import Session
 from lightning_embrace.hydra.stepper import Stepper
 from lightning_embrace.hydra.writing import StreamedSave
@@ -41,6 +43,8 @@ class SavingMixin(AtomicFilesMixin, _Base):
     #: a file that is being made
     _save: StreamedSave | None = None
     _said: frozenset[str] = frozenset()
+    #: what is being loaded, if it is mapped
+    _read_from: MappedFile | None = None
 
     def connect(self, model: Any) -> None:
         """Lightning is about to begin: from here on a save is known from its beginning to its end."""
@@ -59,7 +63,7 @@ class SavingMixin(AtomicFilesMixin, _Base):
             yield
             return
         session.settle()
-        reader = "storage_options" if storage_options is not None else self._reader(session, path, bool(weights_only))
+        reader = "storage_options" if storage_options is not None else self._reader(session, path)
         if reader is not None:
             self._check_memory(session, reader)
             yield
@@ -114,14 +118,20 @@ class SavingMixin(AtomicFilesMixin, _Base):
                 f" {f'Go on from the last whole one: {self._last}.' if self._last else 'No other was written before.'}"
             )
 
-    def _reader(self, session: Session, path: Any, weights_only: bool) -> str | None:
-        """Who is given the values of a checkpoint before it is written to this path."""
+    def _reader(self, session: Session, path: Any) -> str | None:
+        """Who is given all values of a checkpoint at once before it is written to this path.
+
+        A hook that is given the checkpoint (``on_save_checkpoint``) may read holes, one by one.
+        """
         assert self.lightning_module is not None
-        return (
-            self._reader_of_file(path)
-            or _reader_of_state(session, self.lightning_module)
-            or reader_of_checkpoint(self.lightning_module.trainer, self.precision_plugin, self.namespace, weights_only)
-        )
+        return self._reader_of_file(path) or _reader_of_state(session, self.lightning_module)
+
+    def _check_reader(self, session: Session, trainer: Any) -> None:
+        """Refuses, before training, checkpoints for which there is no room in memory."""
+        if trainer.checkpoint_callbacks:
+            reader = self._reader(session, trainer.default_root_dir)
+            if reader is not None:
+                self._check_memory(session, reader)
 
     def _reader_of_file(self, path: Any) -> str | None:
         return reader_at(self.checkpoint_io, path, plain_ios(self.namespace))
@@ -157,19 +167,29 @@ class SavingMixin(AtomicFilesMixin, _Base):
         plain = type(self.checkpoint_io) in plain_ios(self.namespace)
         load = partial(super().load_checkpoint, checkpoint_path, **options)
         try:
-            content, _ = read_file(path, plain, lambda _: True, options.get("weights_only"), load)
+            read = read_file(path, plain, lambda _: True, options.get("weights_only"), load)
         except CheckpointError as error:
             raise CheckpointError(f"The checkpoint {path} cannot be read: {error}") from error
-        return content
+        self._read_from = read.file
+        return read.content
 
-    def load_optimizer_state_dict(self, checkpoint: Any) -> None:
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Loads weights. Pages of the file that were copied leave memory."""
+        assert self.lightning_module is not None
+        with copied_from(self._read_from, self.lightning_module, checkpoint["state_dict"]):
+            super().load_model_state_dict(checkpoint, strict=strict)
+        if self.lightning_module.trainer.state.fn != "fit":
+            self._read_from = None
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Loads the optimizer's state, and moves it to where its parameters are."""
+        file, self._read_from = self._read_from, None
         if self._stepper is None:
             super().load_optimizer_state_dict(checkpoint)
             return
         to_device = self.namespace.get_fabric("utilities.optimizer._optimizer_to_device")
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"]):
-            self._stepper.load_state_dict(state)
+            self._stepper.load_state_dict(state, None if file is None else file.let_go)
             to_device(optimizer, self.root_device)
 
 

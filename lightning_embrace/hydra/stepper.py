@@ -134,12 +134,13 @@ class Stepper:
         }
         return packed
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any], done: Callable[[Tensor], None] | None = None) -> None:
         """Loads a state dict. What belongs into the store goes there unit by unit.
 
         Args:
             state_dict: The optimizer's. It is not changed, and nothing keeps its tensors: they may be mapped, or still
                 in a folder.
+            done: Called with each tensor that has been copied into the store.
 
         Raises:
             ValueError: It has states of another kind than those that were planned.
@@ -158,6 +159,10 @@ class Stepper:
                 views = unit.states.views(memory)
                 read_into({index: views[index] for index in values}, values)
                 self._session.overwrite(unit, "states", memory)
+                del memory, views
+            if done is not None:
+                for value in values.values():
+                    done(value)
             self._of(unit).leave()
 
     # ---- steps -----------------------------------------------------------------------------------------------------

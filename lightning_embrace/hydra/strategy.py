@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from lightning_embrace.config import StateDictType
+from lightning_embrace.going_on import GoingOnMixin
 from lightning_embrace.hydra.building import built_on_disk
 from lightning_embrace.hydra.config import Blocks, HydraConfig
 from lightning_embrace.hydra.constants import Constants
@@ -28,11 +29,12 @@ from lightning_embrace.hydra.session import Session
 from lightning_embrace.hydra.stepper import Stepper
 from lightning_embrace.hydra.store import Store
 from lightning_embrace.hydra.when import why_second_pass
+from lightning_embrace.lookahead.reasons import LoaderKind
 from lightning_embrace.namespaces import LIGHTNING, Namespace, shown
 from lightning_embrace.signals import at_batch_end
 
 
-class HydraMixin(FoldersMixin):
+class HydraMixin(GoingOnMixin, FoldersMixin):
     """The strategy without its base class, which differs between the two namespaces of Lightning."""
 
     namespace: ClassVar[Namespace]
@@ -72,6 +74,7 @@ class HydraMixin(FoldersMixin):
         self._largest_batch = 0
         self._torn = False
         self._checkpoints: list[str] = []
+        self._loader_kind = LoaderKind()
         self._interrupts = Interrupts()
         self._at_batch_end: Any = None
         self._said_direct = False
@@ -140,15 +143,18 @@ class HydraMixin(FoldersMixin):
         self.model = self.precision_plugin.convert_module(self.model)
         session = self._session = self._open(self.model)
         try:
-            if self.root_device.type != "cpu":
-                session.park()  # what follows moves the whole model
-            self.model_to_device()
-            if fitting:
-                with Constants([p for unit in session.units for p in unit.parameters]):
-                    self.setup_optimizers(trainer)
-                self._take_optimizer(session, trainer)
-                self._begin_anew(trainer)
-            self._plan(session, self.model, None)
+            with self._interrupts.deferred():
+                if self.root_device.type != "cpu":
+                    session.park()  # what follows moves the whole model
+                self.model_to_device()
+                if fitting:
+                    with Constants([p for unit in session.units for p in unit.parameters]):
+                        self.setup_optimizers(trainer)
+                    self._take_optimizer(session, trainer)
+                    self._begin_anew(trainer)
+                self._plan(session, self.model, None)
+                self._check_reader(session, trainer)
+            self._interrupts.deliver()
         except BaseException:
             self._give_up()
             raise
@@ -197,6 +203,10 @@ class HydraMixin(FoldersMixin):
             self._stepper.make_whole()
         self.planned = planned
 
+    def barrier(self, name: str | None = None) -> None:
+        """There is nobody to wait for. Lightning names its barriers by what it is about to do with loaders."""
+        self._loader_kind.hear(name)
+
     def teardown(self) -> None:
         """Makes the model an ordinary one again."""
         try:
@@ -228,10 +238,12 @@ class HydraMixin(FoldersMixin):
         if session is None:
             return
         try:
-            session.release()
+            with self._interrupts.deferred():
+                session.release()
         except BaseException:
             self._torn = True  # the store has not taken what a step has changed, or does not give it
             raise
+        self._interrupts.deliver()
 
     # ---- steps -----------------------------------------------------------------------------------------------------
 

@@ -53,3 +53,42 @@ def test_nobody_reads_it(read: Callable[[Any], Any]) -> None:
     """Values, copies and files of it would be wrong in silence; the error names where the values are."""
     with pytest.raises(RuntimeError, match="full_state_dict"):
         read(make_hole())
+
+
+def readable() -> tuple[Hole, torch.Tensor]:
+    """What stands for a tensor that is in a store."""
+    values = torch.arange(24.0).view(4, 6)
+    hole = make_hole()
+    hole.read = lambda start, rows: values[start : start + rows].clone()
+    return hole, values
+
+
+def test_it_is_read_where_it_can_be() -> None:
+    """Every time anew: nothing is kept."""
+    hole, values = readable()
+    assert hole.device.type == "cpu" and not hole.is_meta and hole.is_contiguous()
+    assert hole.sum() == values.sum() and hole[1, 2] == 8 and hole.tolist() == values.tolist()
+    for made in (hole.clone(), hole.half().float(), hole + 0, copy.deepcopy(hole), pickle.loads(pickle.dumps(hole))):
+        assert type(made) is torch.Tensor and torch.equal(made, values)
+    assert torch.equal(torch.stack([hole, hole]), torch.stack([values, values]))
+    assert torch.equal(torch.zeros(4, 6).copy_(hole), values)
+    assert torch.equal(torch.cat(tensors=[hole, values]), torch.cat([values, values]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda hole: hole.mul_(2),
+        lambda hole: hole.__setitem__(0, 1.0),
+        lambda hole: hole.__iadd__(1),
+        lambda hole: torch.add(torch.ones(4, 6), 1, out=hole),
+        lambda hole: setattr(hole, "data", torch.ones(4, 6)),
+        lambda hole: torch.nn.init.zeros_(hole),
+    ],
+)
+def test_nobody_changes_it(change: Callable[[Any], Any]) -> None:
+    """It would be lost in silence."""
+    hole, values = readable()
+    with pytest.raises(RuntimeError, match="a new one in its place"):
+        change(hole)
+    assert hole.sum() == values.sum()

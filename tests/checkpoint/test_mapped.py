@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
+from lightning_embrace.checkpoint.archive import can_leave_room, write_archive
+from lightning_embrace.checkpoint.hole import Hole
 from lightning_embrace.checkpoint.mapped import load_mapped
 
 
@@ -48,12 +52,38 @@ def test_load_mapped(tmp_path: Path, weights_only: bool | None) -> None:
     file has been written to, and everything else does not."""
     path = tmp_path / "file.ckpt"
     expected = saved(path)
-    loaded = load_mapped(str(path), lambda tensor: tensor.shape == (4, 5), weights_only)
+    loaded, mapped = load_mapped(str(path), lambda tensor: tensor.shape == (4, 5), weights_only)
     same(loaded, expected)
     position = path.read_bytes().index(torch.arange(20.0).numpy().tobytes())
     with path.open("r+b") as file:  # the weight's storage comes first
         file.seek(position)
         file.write(b"\0" * 80)
     assert torch.equal(loaded["state_dict"]["0.weight"], torch.zeros(4, 5))
+    loaded["state_dict"]["0.weight"].add_(1)  # and not the other way round
+    mapped.let_go(loaded["state_dict"]["0.weight"])
+    assert torch.equal(loaded["state_dict"]["0.weight"], torch.ones(4, 5)) and path.read_bytes()[position] == 0
     same({k: v for k, v in loaded.items() if k == "callbacks"}, {"callbacks": expected["callbacks"]})
     same(loaded["optimizer_states"][0]["state"][1], expected["optimizer_states"][0]["state"][1])
+
+
+@pytest.mark.skipif(not can_leave_room(), reason="torch writes no records without content before 2.6")
+def test_more_than_there_is_memory(tmp_path: Path) -> None:
+    """Twice what the machine has: only what is looked at is read, and it goes again."""
+    count = 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+    path = tmp_path / "file.ckpt"
+    with path.open("w+b") as file:  # never filled: the file system has nothing of it
+        write_archive(file, {"state_dict": {"w": Hole.of("w", "", 0, (count,), torch.float32)}})  # type: ignore[arg-type]
+    assert path.stat().st_size > 4 * count and path.stat().st_blocks < 1000
+    content, mapped = load_mapped(str(path), lambda _: True, True)
+    weight = content["state_dict"]["w"]
+    assert weight.shape == (count,) and weight[:: count // 100].sum() == 0
+    resident = status("VmRSS")
+    assert weight[: 64 << 20].sum() == 0 and status("VmRSS") > resident + (128 << 20)
+    mapped.let_go(weight)
+    kind = subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True, check=True).stdout.strip()
+    assert kind == "tmpfs" or status("VmRSS") < resident + (128 << 20)  # which is memory itself
+
+
+def status(name: str) -> int:
+    [line] = [x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(f"{name}:")]
+    return int(line.split()[1]) << 10

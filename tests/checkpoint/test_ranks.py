@@ -18,7 +18,7 @@ def test_each_rank_finds_its_own() -> None:
 @pytest.mark.parametrize(
     ("checkpoint", "world_size", "reason"),
     [
-        ({}, 2, "it was not written under `embrace`"),
+        ({}, 2, "it was not written under `embrace` or `hydra`"),
         ({KEY: PARTS}, 3, "it was written by 2 ranks, and now there are 3"),
         ({KEY: PARTS[:1]}, 2, "it was written by 1 rank, and now there are 2"),
     ],

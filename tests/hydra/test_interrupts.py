@@ -18,6 +18,8 @@ from torch import Tensor
 
 from lightning_embrace import CheckpointError
 from lightning_embrace.hydra.interrupts import Interrupts
+from lightning_embrace.hydra.session import Session
+from lightning_embrace.hydra.unit import Unit
 from tests.hydra import zoo
 from tests.hydra.runs import assert_same, hydra
 from tests.hydra.test_saving import Case, fit, rest_of
@@ -98,6 +100,41 @@ def test_twice_is_at_once(tmp_path: Path) -> None:
     """Then the step is torn, and nothing is saved."""
     save = interrupted([signal.SIGINT, signal.SIGINT], tmp_path / "a.ckpt", SystemExit)
     assert "after some blocks and before others" in str(save.error) and not save.path.exists()
+
+
+@pytest.mark.parametrize("when", ["setup", "teardown"])
+def test_while_blocks_move(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No block is lost between two places."""
+    quiet, made = Case(partial(Interrupted, [])), []
+    whole = fit(quiet, "auto", max_epochs=1)
+    before: dict[str, Tensor] = {}
+    move, release = Unit.take_place, Session.release
+    armed = [when == "setup"]
+
+    def take_place(unit: Unit, place: str, *rest: Any) -> None:
+        if armed and armed[0] and place != unit.place:
+            armed.clear()
+            os.kill(os.getpid(), signal.SIGINT)
+        move(unit, place, *rest)
+
+    def released(session: Session) -> None:
+        if armed:
+            armed[0] = True
+        release(session)
+
+    monkeypatch.setattr(Unit, "take_place", take_place)
+    monkeypatch.setattr(Session, "release", released)
+
+    def make() -> Any:
+        made.append(quiet.make())
+        before.update({k: v.clone() for k, v in made[-1].state_dict().items()})
+        return made[-1]
+
+    with pytest.raises(SystemExit):
+        fit(Case(make), hydra(device_memory="120KiB"), max_epochs=1)
+    assert not armed, "no signal was sent"
+    for key, value in made[0].state_dict().items():
+        assert torch.equal(value, before[key] if when == "setup" else whole.model[key])
 
 
 def test_deferred() -> None:

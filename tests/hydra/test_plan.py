@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from lightning_embrace.hydra.plan import Budget, DoesNotFitError, UnitCost, make_plan
+from lightning_embrace.hydra.sizes import parse_bytes
 from lightning_embrace.hydra.traffic import traffic
 
 UNITS = [UnitCost(f"blocks.{i}", 100, 100, 200, activations=50, inputs=10, calls=1) for i in range(5)]
@@ -63,9 +65,14 @@ def test_host_first_then_disk() -> None:
 def test_a_block_over_the_budget() -> None:
     """The error names the block, what it takes and what would be enough; and that is enough."""
     units = [*UNITS, replace(UNITS[0], name="huge", weights=1000)]
-    with pytest.raises(DoesNotFitError, match=r"'huge' takes 1\.27 KiB .*device_memory='1\.46 KiB'.*blocks="):
-        make_plan(units, replace(BUDGET, device=900))
-    make_plan(units, replace(BUDGET, device=200 + 1300))
+    for budget in (BUDGET, replace(BUDGET, unmeasured=0.25, working=200)):
+        with pytest.raises(DoesNotFitError, match=r"'huge' takes 1\.27 KiB .*blocks=") as caught:
+            make_plan(units, replace(budget, device=900))
+        said = parse_bytes("device_memory", re.search(r"Give device_memory='(.*?)'", str(caught.value))[1])
+        # until it is measured, what computing takes is a share of what there is
+        working = int(0.25 * (said - 100)) if budget.unmeasured else 100
+        make_plan(units, replace(budget, device=said, working=working))
+        assert said < 1.02 * (100 + (1300 / 0.75 if budget.unmeasured else 1400))
 
 
 def test_a_host_that_is_too_small() -> None:
@@ -91,3 +98,10 @@ def test_traffic_by_tier() -> None:
     # the first two are in the slots when a step begins, and the last two when forward turns into backward
     assert moved["host read"] == 2 * 200 + 2 * 100 and moved["host written"] == 2 * 300
     assert moved["disk read"] == 3 * 200 + 4 * 100 and moved["disk written"] == 3 * 300
+
+
+def test_a_model_without_blocks() -> None:
+    """There is nothing that could be moved; the error says what is needed."""
+    assert make_plan([], BUDGET).shards == ()
+    with pytest.raises(DoesNotFitError, match=r"no blocks .*takes 100 B.*device_memory='201 B'.*nn\.Linear"):
+        make_plan([], replace(BUDGET, device=150))
