@@ -67,6 +67,11 @@ matrix: $(INSTALLED)  ## Run the full matrix; its log is kept in docs/logs/matri
 	mkdir -p docs/logs
 	$(BIN)/python -m pytest -m "matrix and not horovod" $(ARGS) 2>&1 | tee docs/logs/matrix.log
 
+.PHONY: matrix-hydra
+matrix-hydra: $(INSTALLED)  ## Run the full matrix of hydra alone; its log is kept in docs/logs/matrix-hydra.log
+	mkdir -p docs/logs
+	$(BIN)/python -m pytest -m matrix $(ARGS) tests/hydra 2>&1 | tee docs/logs/matrix-hydra.log
+
 .PHONY: cuda
 cuda: $(INSTALLED)  ## Run the tests that need a CUDA device
 	$(BIN)/python -m pytest -m cuda $(ARGS)

@@ -9,6 +9,7 @@ from lightning_embrace.checkpoint.latest import last_whole_checkpoint  # noqa: E
 from lightning_embrace.comm.control import RankFailedError  # noqa: E402
 from lightning_embrace.dryrun import plan_of  # noqa: E402
 from lightning_embrace.horovodrun import HorovodEnvironment  # noqa: E402
+from lightning_embrace.hydra.monitoring import SpillMonitor  # noqa: E402
 from lightning_embrace.hydra.strategy import HydraStrategy  # noqa: E402
 from lightning_embrace.monitoring import CommunicationMonitor  # noqa: E402
 from lightning_embrace.strategy import EmbRaceStrategy  # noqa: E402
@@ -20,6 +21,7 @@ __all__ = [
     "HorovodEnvironment",
     "HydraStrategy",
     "RankFailedError",
+    "SpillMonitor",
     "last_whole_checkpoint",
     "plan_of",
 ]

@@ -27,9 +27,11 @@ def overridden(
     for name in of_module:
         if getattr(type(module), name) is not getattr(base, name):
             yield f"{type(module).__name__} overrides `{name}`"
-    own = namespace.name.split(".")[0]
+    own, given = namespace.name.split(".")[0], namespace.get("callbacks.LambdaCallback")
     for callback in trainer.callbacks:
-        if not type(callback).__module__.startswith(f"{own}."):
+        if isinstance(callback, given):
+            yield from (f"{type(callback).__name__} has `{name}`" for name in of_callbacks if name in vars(callback))
+        elif not type(callback).__module__.startswith(f"{own}."):
             for name in of_callbacks:
                 if getattr(type(callback), name) is not getattr(namespace.get("Callback"), name):
                     yield f"{type(callback).__name__} overrides `{name}`"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pytorch_lightning import Callback
 from pytorch_lightning.strategies import ParallelStrategy, SingleDeviceStrategy
 
+from lightning_embrace.hydra.monitoring import SpillMonitorMixin
 from lightning_embrace.hydra.strategy import HydraMixin
 from lightning_embrace.monitoring import CommunicationMonitorMixin
 from lightning_embrace.namespaces import PYTORCH_LIGHTNING
@@ -25,5 +26,11 @@ class HydraStrategy(HydraMixin, SingleDeviceStrategy):  # type: ignore[misc]
 
 class CommunicationMonitor(CommunicationMonitorMixin, Callback):
     """The callback that :class:`lightning_embrace.CommunicationMonitor` describes."""
+
+    namespace = PYTORCH_LIGHTNING
+
+
+class SpillMonitor(SpillMonitorMixin, Callback):
+    """The callback that :class:`lightning_embrace.SpillMonitor` describes."""
 
     namespace = PYTORCH_LIGHTNING

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lightning_embrace.hydra.graphs import leaf_of
 
 #: what torch itself keeps there
-_TORCH = frozenset(vars(nn.Module())) - {"training"}
+_TORCH = (frozenset(vars(nn.Module())) | {"_compiled_call_impl"}) - {"training"}
 #: what may change while it stays the same object
 _CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict)
 

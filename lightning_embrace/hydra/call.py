@@ -39,6 +39,7 @@ class Call:
         self._attributes: Moment | None = None
         self._passed: dict[int, int] = {}  # by place in the result: the argument that is returned as it is
         self._result: Packed | None = None
+        self._holding = False
         self._held: tuple[list[Tensor], tuple[Tensor, ...]] | None = None
         self._going_back = False
         self._sums: list[tuple[float, float]] | None = None
@@ -60,10 +61,10 @@ class Call:
         randomness = Randomness(block.device, block.generators)
         block.buffers.before()
         with block.attributes.cut() as self._attributes, block.keeper.forward_of(block), without_cache():
-            hold = not saving_is_hooked() and block.keeper.may_hold(self)
+            self._holding = not saving_is_hooked() and block.keeper.may_hold(self)
             inputs = self._leaves(given)
             args, kwargs = self._rebuild(inputs)
-            with torch.enable_grad() if hold else without_saving(block.name):
+            with torch.enable_grad() if self._holding else without_saving(block.name):
                 result = own_memory(block.forward(*args, **kwargs), block.parameters)
         self._changed = block.buffers.after()
         if randomness.keep_what_moved():
@@ -78,16 +79,17 @@ class Call:
             self._sums = sums(made)
         if any(self.differentiable):
             block.keeper.taped(block, given)
-        if hold:
-            self._held = inputs, made
-            if not any(self.differentiable):
-                self.let_go()
+            if self._holding:
+                self._held = inputs, made
+        else:
+            self.let_go()
         return tuple(outside_of_graphs(made))
 
     def let_go(self) -> None:
         """Forgets its activations; they are computed again if they are needed."""
-        if self._held is not None:
-            self._held = None
+        self._held = None
+        if self._holding:
+            self._holding = False
             self.block.keeper.released(self)
 
     def result(self, made: Sequence[Tensor]) -> Any:
@@ -116,6 +118,7 @@ class Call:
         with block.keeper.backward_of(block):
             if self._held is not None:
                 inputs, made = self._held
+                block.checked = True
             else:
                 inputs = self._leaves(tensors)
                 made = self._made(block.pack(self._again(inputs), "returns").tensors)

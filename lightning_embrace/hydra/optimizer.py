@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,16 +37,18 @@ class States:
     A state keeps its identity as its parameter does, with NaN for data while it is away.
 
     Args:
-        unit: The unit, which knows what is kept.
+        unit: The unit.
+        specs: What is kept.
         optimizer: The optimizer.
     """
 
-    def __init__(self, unit: Unit, optimizer: Optimizer) -> None:
+    def __init__(self, unit: Unit, specs: Sequence[StateSpec], optimizer: Optimizer) -> None:
         self._unit = unit
+        self._specs = tuple(specs)
         self._optimizer = optimizer
         self._stand_ins = [
             stand_in(torch.empty((), dtype=s.dtype).expand(unit.parameters[s.parameter].shape), unit.device)
-            for s in unit.state_specs
+            for s in self._specs
         ]
 
     def move_in(self, memory: Tensor) -> None:
@@ -63,7 +65,7 @@ class States:
 
     def any_exist(self) -> bool:
         """See :class:`~lightning_embrace.hydra.unit.KeepsStates`."""
-        return any(self._find(spec) is not None for spec in self._unit.state_specs)
+        return any(self._find(spec) is not None for spec in self._specs)
 
     def collect(self, memory: Tensor) -> None:
         """See :class:`~lightning_embrace.hydra.unit.KeepsStates`."""
@@ -79,7 +81,7 @@ class States:
 
     def away(self) -> Iterator[tuple[int, Tensor]]:
         """The states whose numbers are in the store, with their places in the section."""
-        for index, (spec, nothing) in enumerate(zip(self._unit.state_specs, self._stand_ins)):
+        for index, (spec, nothing) in enumerate(zip(self._specs, self._stand_ins)):
             state = self._find(spec)
             if state is not None and _shares(state, nothing):
                 yield index, state
@@ -95,7 +97,7 @@ class States:
             By place in the section what was there.
         """
         taken = {}
-        for index, (spec, nothing) in enumerate(zip(self._unit.state_specs, self._stand_ins)):
+        for index, (spec, nothing) in enumerate(zip(self._specs, self._stand_ins)):
             state = states.get(numbers[id(self._unit.parameters[spec.parameter])])
             value = state.get(spec.key) if isinstance(state, dict) else None
             if isinstance(value, Tensor) and state is not None and value.shape == nothing.shape:
@@ -104,14 +106,14 @@ class States:
 
     def leave(self) -> None:
         """See :class:`~lightning_embrace.hydra.unit.KeepsStates`."""
-        for spec, nothing in zip(self._unit.state_specs, self._stand_ins):
+        for spec, nothing in zip(self._specs, self._stand_ins):
             state = self._find(spec)
             if state is not None:
                 state.data = nothing
 
     def _existing(self, memory: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         views = self._unit.states.views(memory)
-        for spec, nothing, view in zip(self._unit.state_specs, self._stand_ins, views):
+        for spec, nothing, view in zip(self._specs, self._stand_ins, views):
             state = self._find(spec)
             if state is not None:
                 yield state, nothing, view

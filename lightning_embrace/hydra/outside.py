@@ -19,18 +19,19 @@ class Part:
     Args:
         name: The module's.
         module: The module.
+        parameter: One of its own that may be away.
         block: The block's name.
     """
 
-    def __init__(self, name: str, module: nn.Module, block: str) -> None:
+    def __init__(self, name: str, module: nn.Module, parameter: Tensor, block: str) -> None:
         self.name = name
         self.block = block
         self.run: Any = module._compiled_call_impl or module._call_impl
-        self._first = next(iter(module.parameters(recurse=False)))
+        self._parameter = parameter
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's call."""
-        if is_away(self._first):
+        if is_away(self._parameter):
             raise BlockError(
                 f"HydraStrategy: {self.name!r} is a part of block {self.block!r} and is called outside of the block's"
                 " call, where its parameters are away. Make it a block as well, and name it first:"
@@ -57,9 +58,10 @@ class Outside:
             for parameter in block.parameters:
                 self._blocks.setdefault(id(parameter), []).append(block)
             for name, part in block.module.named_modules():
-                if id(part) not in taken and any(self._spills(p) for p in part.parameters(recurse=False)):
+                own = next((p for p in part.parameters(recurse=False) if self._spills(p)), None)
+                if own is not None and id(part) not in taken:
                     taken.add(id(part))
-                    overlay.lay(part, "_compiled_call_impl", Part(f"{block.name}.{name}", part, block.name))
+                    overlay.lay(part, "_compiled_call_impl", Part(f"{block.name}.{name}", part, own, block.name))
 
     def watch(self) -> None:
         """Looks at the gradients of parameters that are trained."""
@@ -85,7 +87,6 @@ class Outside:
         name = next(name for name, p in block.module.named_parameters() if p is parameter)
         raise BlockError(
             f"HydraStrategy: parameter '{block.name}.{name}' is used outside of the call of block {block.name!r}, where"
-            " it reads as NaN: a penalty on weights, or a layer that is called as a function. Compute it in the"
-            f" block's forward and return it, or leave the block on the device: HydraStrategy(blocks=['!{block.name}',"
-            " ...])."
+            " it reads as NaN: a penalty on weights, or a layer that is called as a function. Compute it in the block's"
+            f" forward and return it, or leave the block on the device: HydraStrategy(blocks=['!{block.name}'])."
         )

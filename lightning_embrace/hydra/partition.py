@@ -54,7 +54,8 @@ def divide(
     Args:
         model: The model.
         patterns: ``"auto"``: the members of its large ModuleLists and Sequentials. Or fnmatch patterns: a module that
-            one matches is a block; if it is a ModuleList or a Sequential, its members are. ``"!name"`` excludes.
+            one matches is a block; if it is a ModuleList or a Sequential, its members are. ``"!name"`` excludes a
+            module and its parts; where there is nothing else, from what ``"auto"`` finds.
         glue_room: Bytes for everything else, with gradients. Where that is not enough, its largest layers (embeddings,
             a head) are blocks too. None: there is room.
 
@@ -64,16 +65,20 @@ def divide(
     Raises:
         ValueError: A pattern matches no module that has parameters.
     """
-    found = _dominant(model) if patterns == "auto" else _matching(model, patterns)
+    chosen = () if patterns == "auto" else tuple(patterns)
+    wanted = [p for p in chosen if not p.startswith("!")]
+    excluded = [p[1:] for p in chosen if p.startswith("!")]
     named: dict[int, tuple[str, nn.Module]] = {}
-    for name, module in found:
-        named.setdefault(id(module), (name, module))
+    for name, module in _matching(model, wanted) if wanted else _dominant(model):
+        if not _is_any(name, excluded):
+            named.setdefault(id(module), (name, module))
     glue = _outside(model, named)
     for leaves in _largest_leaves(model, named):
         if glue_room is None or trained_bytes(glue.values()) <= glue_room:
             break
-        named.update((id(module), (name, module)) for name, module in leaves)
-        glue = _outside(model, named)
+        if not any(_is_any(name, excluded) for name, _ in leaves):
+            named.update((id(module), (name, module)) for name, module in leaves)
+            glue = _outside(model, named)
     order = {id(module): place for place, module in enumerate(model.modules())}
     blocks = []
     for name, module in sorted(named.values(), key=lambda pair: order[id(pair[1])]):
@@ -112,7 +117,11 @@ def _largest_leaves(
 ) -> Iterator[list[tuple[str, nn.Module]]]:
     """Layers outside of blocks, the largest first; those that share parameters together."""
     outside = _modules_outside(model, named)
-    leaves = [(name, m) for name, m in outside if name and _weight(m) and not list(m.children())]
+    leaves = [
+        (name, m)
+        for name, m in outside
+        if name and _weight(m) and not list(m.children()) and not isinstance(m, _CONTAINERS)
+    ]
     for name, module in sorted(leaves, key=lambda pair: -_weight(pair[1])):
         mine = {id(p) for p in module.parameters()}
         others = [leaf for leaf in leaves if leaf[1] is not module and mine & {id(p) for p in leaf[1].parameters()}]
@@ -148,17 +157,14 @@ def _dominant(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _matching(model: nn.Module, patterns: Sequence[str]) -> Iterator[tuple[str, nn.Module]]:
-    excluded = [p[1:] for p in patterns if p.startswith("!")]
     taken: list[str] = []
-    for pattern in (p for p in patterns if not p.startswith("!")):
+    for pattern in patterns:
         matched = False
         for name, module in model.named_modules():
             if not name or not fnmatchcase(name, pattern) or _weight(module) == 0:
                 continue
             matched = True
             if any(name == t or name.startswith(f"{t}.") for t in taken):
-                continue
-            if any(fnmatchcase(name, e) for e in excluded):
                 continue
             parts = [(name, module)]
             if isinstance(module, _LISTS):
@@ -172,6 +178,13 @@ def _matching(model: nn.Module, patterns: Sequence[str]) -> Iterator[tuple[str, 
                 f"HydraStrategy(blocks={list(patterns)!r}): {pattern!r} matches no module with parameters."
                 f" The model's lists are {', '.join(map(repr, names)) or 'none'}."
             )
+
+
+def _is_any(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a pattern matches a module, or one that it is a part of."""
+    parts = name.split(".")
+    wholes = [".".join(parts[: n + 1]) for n in range(len(parts))]
+    return any(fnmatchcase(whole, pattern) for whole in wholes for pattern in patterns)
 
 
 def _units(blocks: Sequence[NamedBlock]) -> Iterator[tuple[int, ...]]:

@@ -30,7 +30,7 @@ def outside_of_graphs(tensors: Sequence[Tensor]) -> list[Tensor]:
     """
     count = Counter(_storage(t) for t in tensors)
     detached = (t.detach() for t in tensors)
-    return [d.view_as(d) if count[_storage(d)] > 1 else d for d in detached]
+    return [d.view_as(d) if _storage(d) is not None and count[_storage(d)] > 1 else d for d in detached]
 
 
 def sums(tensors: Sequence[Tensor]) -> list[tuple[float, float]]:
@@ -50,8 +50,10 @@ def _sum(tensor: Tensor) -> tuple[float, float]:
         return 0.0, 0.0
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return float(tensor.sum(dtype=torch.int64)), 0.0
-    wide = torch.complex128 if tensor.is_complex() else torch.float64
     noise = _NOISE * torch.finfo(tensor.dtype).eps / tensor.numel() ** 0.5
+    if tensor.dtype.itemsize == 1:
+        tensor = tensor.float()  # there are no sums of these
+    wide = torch.complex128 if tensor.is_complex() else torch.float64
     return float(torch.linalg.vector_norm(tensor, 1, dtype=wide)), noise
 
 

@@ -25,7 +25,7 @@ from lightning_embrace.hydra.store import Store
 from lightning_embrace.hydra.stored import Stored
 from lightning_embrace.hydra.tape import Block
 from lightning_embrace.hydra.transfer import Transfer
-from lightning_embrace.hydra.unit import SectionName, Unit
+from lightning_embrace.hydra.unit import KeepsStates, SectionName, StateSpec, Unit
 from lightning_embrace.overlay import Overlay
 
 #: a shard, and whether its states are needed as well
@@ -71,6 +71,8 @@ class Session:
         # calls on the tape in this step, and in the one before
         self._taped = self._taped_before = 0
         self._held: Call | None = None
+        # the backward of a training step is under way; somebody has gone back before, and may do so again
+        self._stepping = self._went_back_early = False
         modules = {id(m): m for b in partition.blocks for m in b.module.modules()}
         self.state_dicts = StateDicts(list(modules.values()), self.read, self.write)
         for block in self.blocks:
@@ -152,26 +154,18 @@ class Session:
         if self._transfer is not None:
             self._transfer.settle()
 
-    @contextmanager
-    def taken_out(self, unit: Unit) -> Iterator[None]:
-        """Inside, a unit is in ordinary tensors, so that its sections can be laid out anew; between steps."""
-        place = unit.place
-        if place != "device":
+    def keep_states(self, unit: Unit, specs: Sequence[StateSpec], keeper: KeepsStates) -> None:
+        """Says a unit what the optimizer keeps; between steps, and before a new plan."""
+        shard = self._shard_of.get(unit)
+        if shard is not None:
             self._let_go()
             self.settle()
-            self.transfer.forget(self._shard_of[unit])
-            unit.take_place("device", self.store, torch.clone)
-        yield
-        unit.take_place(place, self.store)
+            self.transfer.forget(shard)
+        unit.keep_states(specs, keeper, self.store)
 
-    @contextmanager
-    def without_stepping(self) -> Iterator[None]:
-        """Inside, nothing is stepped in backward: there may be another one."""
-        on_complete, self.on_complete = self.on_complete, None
-        try:
-            yield
-        finally:
-            self.on_complete = on_complete
+    def expect_backward(self, stepping: bool) -> None:
+        """What comes now is the backward after a training step, in which shards may be stepped; or it is over."""
+        self._stepping = stepping
 
     # ---- numbers ---------------------------------------------------------------------------------------------------
 
@@ -220,6 +214,7 @@ class Session:
         if self._taped:
             self._taped_before = self._taped
         self._taped = 0
+        self._stepping = self._went_back_early = False
         for shard in self.shards:
             shard.pending = 0
             shard.stepped = False
@@ -262,6 +257,7 @@ class Session:
         shard = self._shard_with(block)
         with ExitStack() as stack:
             if shard is not None:
+                self._went_back_early |= not self._stepping
                 stack.enter_context(self.present(shard, states=self.on_complete is not None))
                 self.transfer.fetch_gradients(shard)
             if self.pilot is not None:
@@ -269,7 +265,7 @@ class Session:
             yield
             if shard is not None:
                 shard.pending -= 1
-                if shard.pending == 0 and self.on_complete is not None:
+                if shard.pending == 0 and self.on_complete is not None and not self._went_back_early:
                     self.on_complete(shard)
 
     def moves(self, tensor: Tensor) -> bool:

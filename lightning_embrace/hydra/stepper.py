@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from lightning_embrace.hydra.loading import check_kept, read_into
 from lightning_embrace.hydra.optimizer import States, narrowed
 from lightning_embrace.hydra.session import Session
 from lightning_embrace.hydra.shard import Shard
+from lightning_embrace.hydra.step_hooks import after_step, before_step, without_step_hooks
 from lightning_embrace.hydra.stored import Stored
 from lightning_embrace.hydra.trial import states_of
 from lightning_embrace.hydra.unit import StateSpec, Unit, is_away
@@ -61,15 +62,14 @@ class Stepper:
         group_of = {id(p): i for i, g in enumerate(self._optimizer.param_groups) for p in g["params"]}
         spilled = {id(p) for unit in self._session.units for p in unit.parameters}
         for unit in self._session.units:
-            specs = []
+            specs, kept = [], {spec.parameter for spec in unit.state_specs}  # those that were trained until now
             for place, parameter in enumerate(unit.parameters):
                 index = group_of.get(id(parameter))
-                if index is not None and (parameter.requires_grad or parameter in self._optimizer.state):
+                if index is not None and (parameter.requires_grad or place in kept):
                     specs += [StateSpec(place, name, dtype) for name, dtype in tried(index, parameter.dtype)]
             if id(unit) not in self._states or tuple(specs) != unit.state_specs:
-                with self._session.taken_out(unit):
-                    unit.keep_states(specs)
-                    unit.keeper = self._states[id(unit)] = States(unit, self._optimizer)
+                self._states[id(unit)] = States(unit, specs, self._optimizer)
+                self._session.keep_states(unit, specs, self._states[id(unit)])
         self._trained = self._what_is_trained()
         return sum(
             p.numel() * dtype.itemsize
@@ -169,7 +169,8 @@ class Stepper:
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """What ``optimizer.step`` is: one step of all parameters that have a gradient and have not made it yet."""
-        loss = None
+        kwargs = before_step(self._optimizer, {"closure": closure, **kwargs})
+        loss, closure = None, kwargs.pop("closure")
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
@@ -181,9 +182,10 @@ class Stepper:
                     self._step_shard(shard, **kwargs)
         spilled = {id(p) for shard in self._session.shards for p in shard.parameters}
         rest = {id(p) for g in self._optimizer.param_groups for p in g["params"]} - spilled
-        with narrowed(self._optimizer, rest):
-            self._step(**kwargs)
+        self._step_some(rest, **kwargs)
         self.torn = False
+        after_step(self._optimizer, kwargs)
+        self._session.expect_backward(stepping=False)
         return loss
 
     def _complete(self, shard: Shard) -> None:
@@ -199,8 +201,7 @@ class Stepper:
         for states, part in portions:
             states.move_in(part)
         self.torn = True
-        with narrowed(self._optimizer, {id(p) for p in shard.parameters}):
-            self._step(**kwargs)
+        self._step_some({id(p) for p in shard.parameters}, **kwargs)
         for states, part in portions:
             states.settle(part)
         used = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
@@ -208,6 +209,10 @@ class Stepper:
             unit.drop_gradients(used)
         transfer.discharge(shard)
         transfer.write_back(shard)
+
+    def _step_some(self, parameters: Collection[int], **kwargs: Any) -> None:
+        with narrowed(self._optimizer, parameters), without_step_hooks(self._optimizer):
+            self._step(**kwargs)
 
     def _of(self, unit: Unit) -> States:
         return self._states[id(unit)]

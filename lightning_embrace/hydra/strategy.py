@@ -254,11 +254,11 @@ class HydraMixin(GoingOnMixin, FoldersMixin):
             return super().training_step(*args, **kwargs)
         self._plan_ahead(session, tensor_bytes((args, kwargs)))
         session.begin("training")
-        if session.pilot is None:
-            with session.without_stepping():
-                return super().training_step(*args, **kwargs)
-        with session.without_stepping(), session.pilot.around(session.partition.glue):
-            return super().training_step(*args, **kwargs)
+        pilot = session.pilot
+        with nullcontext() if pilot is None else pilot.around(session.partition.glue):
+            output = super().training_step(*args, **kwargs)
+        session.expect_backward(stepping=True)
+        return output
 
     def _plan_ahead(self, session: Session, batch_bytes: int) -> None:
         """The first step is measured, and the plan follows; so it does where a batch is larger, or more is trained."""
@@ -299,6 +299,15 @@ class HydraMixin(GoingOnMixin, FoldersMixin):
     def _begin(self, what: str) -> None:
         if self._session is not None:
             self._session.begin(what)
+
+    def moved_bytes(self) -> dict[str, int]:
+        """What has been moved so far, by ``"host read"``, ``"host written"``, ``"disk read"`` and ``"disk written"``.
+
+        Disk is left out where there is no such tier.
+        """
+        moved = {} if self._session is None else self._session.store.traffic
+        tiers = ("host", "disk") if self.config.disk else ("host",)
+        return {kind: moved.get(kind, 0) for tier in tiers for kind in (f"{tier} read", f"{tier} written")}
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:

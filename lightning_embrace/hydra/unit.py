@@ -73,10 +73,34 @@ class Unit:
         self._stored_gradients: set[int] = set()
         self._extents: dict[str, Extent] = {}
 
-    def keep_states(self, specs: Sequence[StateSpec]) -> None:
-        """Says what the optimizer keeps."""
+    def keep_states(self, specs: Sequence[StateSpec], keeper: KeepsStates, store: Store) -> None:
+        """Says what the optimizer keeps, at first or anew.
+
+        Args:
+            specs: Its tensors.
+            keeper: Knows them.
+            store: Where there will be room for them, if the unit is there.
+        """
+        if self.place != "device" and self.keeper is not None and self.keeper.any_exist():
+            self.keeper.restore(self._whole("states", allocate(self.states.nbytes)), torch.clone)
         self.state_specs = tuple(specs)
         self.states = lay_out(Shape.of(self.parameters[s.parameter].data, s.dtype) for s in specs)
+        self.keeper = keeper
+        if self.place != "device":
+            self._make_room_for_states(keeper, store)
+
+    def _make_room_for_states(self, keeper: KeepsStates, store: Store) -> None:
+        assert self.place != "device"
+        before = self._extents.pop("states", None)
+        if before is not None:
+            before.close()
+        if self.states.nbytes:
+            extent = self._extents["states"] = store.reserve(self.states.nbytes, self.place)
+            if keeper.any_exist():
+                memory = extent.memory()
+                keeper.collect(memory)
+                extent.write(memory)
+                keeper.leave()
 
     def take_place(self, place: Place, store: Store, make: Callable[[Tensor], Tensor] | None = None) -> None:
         """Moves parameters, states and gradients for good.
@@ -139,6 +163,12 @@ class Unit:
 
     def move_in(self, memory: Tensor) -> None:
         """Makes the parameters read from memory that holds the section ``weights``."""
+        for nothing in self._stand_ins:
+            if nothing.device.type == "cpu" and nothing.is_floating_point() and not nothing.flatten()[:1].isnan().all():
+                raise ValueError(
+                    f"HydraStrategy: something was written to parameters of {self.name!r} while they were away, and is"
+                    " lost. Load numbers with load_state_dict() of the module, which takes them to the store."
+                )
         for parameter, view in zip(self.parameters, self.weights.views(memory)):
             parameter.data = view
 
@@ -161,6 +191,7 @@ class Unit:
 
     def has_gradients(self) -> bool:
         """Whether there are any, on the device or in the store."""
+        self._check_gradients()
         return bool(self.live_gradients() or self._in_store())
 
     def store_gradients(self, store: Store) -> None:
@@ -206,6 +237,7 @@ class Unit:
         Raises:
             RuntimeError: A step has used them, and they were not zeroed.
         """
+        self._check_gradients()
         wanted = self._in_store()
         used = [p for p, nothing in zip(self.parameters, self._gradient_stand_ins) if p.grad is nothing]
         if len(used) > len(wanted):
@@ -214,6 +246,13 @@ class Unit:
                 " zero_grad() between an optimizer's step and the next backward."
             )
         self._bring(wanted)
+
+    def _check_gradients(self) -> None:
+        if any(nothing._version for nothing in self._gradient_stand_ins):
+            raise ValueError(
+                f"HydraStrategy: something was written to gradients of {self.name!r} while they were in the store, and"
+                " is lost. Call zero_grad(), which frees them, in the place of zero_grad(set_to_none=False)."
+            )
 
     def _bring(self, wanted: Sequence[int]) -> None:
         self._stored_gradients.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +33,13 @@ class Case(NamedTuple):
     blocks: Any = "auto"
 
 
+_PLACES = (("host", True), ("disk", False), ("disk", True), ("host", False))
 _plain: dict[str, Run] = {}
+
+
+def sample(cases: Iterable[str]) -> list[tuple[str, str, bool]]:
+    """Each case once; every fourth one on the same tier, with or without prefetch."""
+    return [(name, *_PLACES[index % 4]) for index, name in enumerate(cases)]
 
 
 def assert_equals_plain(case: Case, name: str, folder: Path | None, prefetch: bool) -> None:

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 
-from tests.hydra.zoo import WIDTH, Base, Language, Stack, feed_forward, sgd
+from tests.hydra.zoo import WIDTH, Base, Language, Stack, batches, feed_forward, sgd
 
 
 class Wrapped(nn.Module):
@@ -257,14 +258,14 @@ class InAnyOrder(Stack):
 
 
 class BackwardInside(Stack):
-    """Goes back by itself first: Lightning zeroes those gradients."""
+    """Goes back by itself first, and again over the same graph: Lightning zeroes the first gradients."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.optimizers().zero_grad()
         loss = self.loss(*batch)
-        (loss * 3).backward(retain_graph=batch_idx % 2 == 0)
-        if batch_idx % 2:
-            loss = self.loss(*batch)
+        (loss * 3).backward(retain_graph=batch_idx % 3 != 1)
+        if batch_idx % 3:
+            loss = self.loss(*batch) + (loss if batch_idx % 3 == 2 else 0.0)
         self.losses.append(loss.detach())
         return loss
 
@@ -313,38 +314,39 @@ class Double(Custom):
             return self.body(x.double()).float()
 
 
-class PartOutside(Stack):
-    """Calls a part of a block by itself."""
+class Skipping(Stack):
+    """Some batches give no loss."""
 
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        return super().loss(x, y) + 1e-3 * self.blocks[2][0](x).pow(2).mean()
-
-
-class Penalty(Stack):
-    """A penalty on all weights, outside of the blocks."""
-
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        return super().loss(x, y) + 1e-3 * sum(p.pow(2).sum() for p in self.parameters())
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        return None if batch_idx % 4 == 1 else loss
 
 
-class ReturnsAGenerator(Custom):
-    class Block(Wrapped):
-        def forward(self, x: Tensor) -> Any:
-            return (t for t in [self.body(x)])
+class StepHooks(Stack):
+    """Hooks of the optimizer: one looks at all parameters, one changes the rate after each step."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.02, momentum=0.5)
+        optimizer.register_step_pre_hook(self.look)
+        optimizer.register_step_post_hook(self.slow_down)
+        return optimizer
+
+    def look(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        assert len(optimizer.param_groups[0]["params"]) == len(list(self.parameters()))
+
+    def slow_down(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        optimizer.param_groups[0]["lr"] *= 0.9
 
 
-class Leaking(Stack):
-    """A loss on what a hook inside of a block hands out."""
+class BackInValidation(Stack):
+    """Goes back in validation, where nothing is to be stepped."""
 
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        seen: list[Tensor] = []
-        handle = self.blocks[2][1].register_forward_hook(lambda m, args, made: seen.append(made))
-        loss = super().loss(x, y)
-        handle.remove()
-        return loss + seen[0].pow(2).mean()
+    def val_dataloader(self) -> Any:
+        return DataLoader(batches(2), batch_size=None)
 
-
-class PartlyCompiled(Stack):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks[1].helper = torch.compile(torch.tanh)
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.zero_grad()
+        with torch.enable_grad():
+            loss = self.loss(*batch)
+        loss.backward()
+        self.losses.append(loss.detach() + self.first.weight.grad.norm())

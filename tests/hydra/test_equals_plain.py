@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.plugins import MixedPrecision
 
 from tests.hydra import zoo
-from tests.hydra.cases import Case, assert_equals_plain
+from tests.hydra.cases import Case, assert_equals_plain, sample
 from tests.hydra.runs import STEPS, Run
 
 
@@ -82,6 +82,9 @@ TRAINING = {
     "half, accumulated": Case(
         ADAMW, "120KiB", arguments=lambda: {**half(), "accumulate_grad_batches": 2}, check=some_were_skipped
     ),
+    "half, fused": Case(
+        stack(torch.optim.AdamW, lr=0.01, fused=True), "120KiB", arguments=half, check=some_were_skipped
+    ),
     "double": Case(zoo.Stack, "150KiB", arguments=lambda: {"precision": "64-true"}),
 }
 OPTIMIZERS = {
@@ -109,16 +112,13 @@ if hasattr(torch.optim, "Muon"):  # since 2.9; whole matrices, one by one
         "100KiB",
     )
 CASES = {**MODELS, **TRAINING, **OPTIMIZERS}
-PLACES = [("host", True), ("disk", False), ("disk", True), ("host", False)]
-#: each case once, and each place, with and without prefetch, for every fourth of them
-SAMPLE = [(name, *PLACES[index % 4]) for index, name in enumerate(CASES)]
 
 
 def check(name: str, tier: str, prefetch: bool, folder: Path) -> None:
     assert_equals_plain(CASES[name], name, folder if tier == "disk" else None, prefetch)
 
 
-@pytest.mark.parametrize(("name", "tier", "prefetch"), SAMPLE)
+@pytest.mark.parametrize(("name", "tier", "prefetch"), sample(CASES))
 def test_equals_plain(name: str, tier: str, prefetch: bool, tmp_path: Path) -> None:
     """Twenty steps, bit by bit."""
     check(name, tier, prefetch, tmp_path)

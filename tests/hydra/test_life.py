@@ -1,4 +1,4 @@
-"""From setup to teardown: evaluation, checkpoints both ways, what is refused, and what the accounts say."""
+"""From setup to teardown: checkpoints both ways, what is refused, and what the accounts say."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytorch_lightning
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
@@ -29,45 +29,6 @@ from tests.hydra.runs import QUIET, assert_same, fit
 
 ADAMW = partial(zoo.Stack, lambda parameters: torch.optim.AdamW(parameters, lr=0.01))
 BUDGET = "120KiB"
-
-
-class Evaluated(zoo.Random):
-    """Looks at itself in every hook that may."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Any] = []
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.seen.append(self.loss(*batch).detach())
-
-    test_step = validation_step
-
-    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.loss(*batch)
-
-    def on_validation_end(self) -> None:
-        self.seen.append({k: v.clone() for k, v in self.state_dict().items()})
-
-
-def evaluated(strategy: Any) -> list[Any]:
-    seed_everything(1, verbose=False)
-    model, loader = Evaluated(), DataLoader(zoo.batches(4), batch_size=None)
-    trainer = Trainer(**{**QUIET, "strategy": strategy, "num_sanity_val_steps": 1, "max_epochs": 2})
-    trainer.fit(model, loader, loader)
-    trainer.validate(model, loader, verbose=False)
-    trainer.test(model, loader, verbose=False)
-    return [*model.seen, trainer.predict(model, loader)]
-
-
-def test_evaluation() -> None:
-    """Within a fit and by itself; a state dict that somebody asks for meanwhile has true numbers."""
-    ours, plain = evaluated(HydraStrategy(device_memory="80KiB")), evaluated("auto")
-    assert len(ours) == len(plain)
-    for mine, other in zip(ours, plain):
-        pairs = zip(mine.values(), other.values()) if isinstance(other, dict) else [(mine, other)]
-        for left, right in pairs:
-            torch.testing.assert_close(left, right, rtol=0, atol=0)
 
 
 def test_checkpoints_both_ways(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 
 from lightning_embrace.hydra.partition import divide
@@ -97,3 +98,21 @@ def test_a_module_that_is_inside_and_outside_of_blocks() -> None:
     parts = divide(model, glue_room=1000)
     assert [b.name for b in parts.blocks if b.module is model.words] == ["words"]
     assert [{parts.blocks[i].name for i in unit} for unit in parts.units if len(unit) > 1] == [{"words", "blocks.1"}]
+
+
+def test_what_is_excluded_is_no_block() -> None:
+    """Nor are its parts, nor does it become one where there is little room for what is outside."""
+    model = zoo.Language()
+    assert names(model, "!blocks.1") == ["blocks.0", "blocks.2", "blocks.3"]
+    assert names(model, "blocks", "!blocks.1") == ["blocks.0", "blocks.2", "blocks.3"]
+    inside = [f"blocks.{i}" for i in range(4)]
+    assert [b.name for b in divide(model, glue_room=1000).blocks] == ["words", *inside, "head"]
+    assert [b.name for b in divide(model, ["!words"], glue_room=1000).blocks] == [*inside, "head"]
+
+
+def test_what_is_never_called_is_no_block() -> None:
+    """However large it is: its parameters are read past any call."""
+    model = zoo.Stack()
+    model.tables = nn.ParameterList([nn.Parameter(torch.zeros(1000)), nn.Parameter(torch.zeros(1000))])
+    found = [b.name for b in divide(model, glue_room=100).blocks]
+    assert "first" in found and "tables" not in found

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from lightning_embrace.hydra.errors import BlockError
 from tests.hydra import transformers_zoo, zoo
-from tests.hydra.cases import Case, assert_equals_plain
+from tests.hydra.cases import Case, assert_equals_plain, sample
 from tests.hydra.runs import QUIET, hydra
 
 
@@ -24,15 +24,18 @@ def adamw(parameters: Any) -> Any:
 CASES = {
     "gpt2": Case(transformers_zoo.GPT2, "400KiB", zoo.sentences),
     "llama": Case(partial(transformers_zoo.Llama, adamw), "500KiB", zoo.sentences),
+    "gpt2, checkpointed": Case(transformers_zoo.CheckpointedGPT2, "400KiB", zoo.sentences),
+    # the loss is a third user of the hidden state, beside the two in the block that follows
+    "llama, distilled": Case(transformers_zoo.DistilledLlama, "300KiB", zoo.sentences, tolerance=1e-6),
     # the encoder's result goes to the keys and the values of four blocks, and a bias to all blocks of its list
     "t5": Case(transformers_zoo.T5, "450KiB", zoo.sentences, tolerance=1e-6),
 }
 
 
-@pytest.mark.parametrize(("name", "tier"), [("gpt2", "disk"), ("llama", "host"), ("t5", "host")])
-def test_equals_plain(name: str, tier: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "tier", "prefetch"), sample(CASES))
+def test_equals_plain(name: str, tier: str, prefetch: bool, tmp_path: Path) -> None:
     """Twenty steps, bit by bit, dropout included."""
-    assert_equals_plain(CASES[name], name, tmp_path if tier == "disk" else None, prefetch=True)
+    assert_equals_plain(CASES[name], name, tmp_path if tier == "disk" else None, prefetch)
 
 
 @pytest.mark.matrix

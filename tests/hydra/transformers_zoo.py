@@ -59,6 +59,24 @@ class Llama(FromTransformers):
         return LlamaForCausalLM(config)
 
 
+class CheckpointedGPT2(GPT2):
+    """With the library's own activation checkpointing around each block."""
+
+    def build(self, use_cache: bool) -> Any:
+        model = super().build(use_cache)
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return model
+
+
+class DistilledLlama(Llama):
+    """Its loss depends on what comes out of a block in the middle, which a hook of the library's hands out."""
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        made = self.model(input_ids=x, labels=y, output_hidden_states=True)
+        assert len(made.hidden_states) == 6
+        return made.loss + 0.1 * made.hidden_states[2].pow(2).mean()
+
+
 class T5(FromTransformers):
     """Two lists of blocks; the first block of each makes a bias for all that follow."""
 
