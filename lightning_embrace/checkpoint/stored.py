@@ -27,8 +27,6 @@ METADATA = ".metadata"
 BLOCK_BYTES = 64 << 20
 #: but a large shard has no more blocks than this: every rank plans with all of them
 _MOST_BLOCKS = 256
-#: what a rank writes goes into several files, none much larger than this
-_FILE_BYTES = 4 << 30
 
 _DCP = "torch.distributed.checkpoint"
 _KNOWN = {
@@ -92,7 +90,9 @@ class Writing:
         mine = self._writer.prepare_global_plan(plans)[self._rank]
         plan = self._planner.finish_plan(mine)
         results: list[WriteResult] = []
-        for number, items in enumerate(_files(plan.items)):
+        # torch holds what it writes to a file until that is closed
+        holes = any(isinstance(self._planner.state_dict.get(item.index.fqn), Hole) for item in plan.items)
+        for number, items in enumerate(_files(plan.items, BLOCK_BYTES if holes else None)):
             prefix = plan.storage_data.prefix + (f"{number}_" if number else "")
             part = dataclasses.replace(plan, items=items, storage_data=type(plan.storage_data)(prefix))
             results += self._writer.write_data(part, self._planner).wait()
@@ -175,14 +175,14 @@ class _RowBlocks(DefaultSavePlanner):
         return dataclasses.replace(item, type=WriteItemType.SHARD) if isinstance(hole, Hole) and hole.ndim else item
 
 
-def _files(items: list[WriteItem]) -> Iterator[list[WriteItem]]:
-    """Which parts are in a file together."""
+def _files(items: list[WriteItem], limit: int | None) -> Iterator[list[WriteItem]]:
+    """Which parts are in a file together: all of them, or so many bytes at most if each has no more."""
     together: list[WriteItem] = []
     nbytes = 0
     for item in items:
         data = item.tensor_data
         size = 0 if data is None or data.chunk is None else data.chunk.sizes.numel() * data.properties.dtype.itemsize
-        if together and nbytes + size > _FILE_BYTES:
+        if together and limit is not None and nbytes + size > limit:
             yield together
             together, nbytes = [], 0
         together.append(item)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lightning_embrace import HydraStrategy
+from lightning_embrace.checkpoint import stored
 from tests.hydra.runs import QUIET
 
 WIDTH, BLOCKS = 1400, 5
@@ -99,6 +100,7 @@ def fit(folder: Path, mode: str, taken: dict[str, int], steps: int, from_: Path 
 def main(folder: Path, mode: str) -> None:
     """Prints what was taken, and how many blocks were on the disk."""
     torch.set_num_threads(1)
+    stored.BLOCK_BYTES = 4 << 20  # what is held of a folder; in earnest a shard is larger than 64 MB
     taken: dict[str, int] = {}
     strategy = fit(folder, mode, taken, 3)
     if mode == "load":

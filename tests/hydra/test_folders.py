@@ -24,8 +24,7 @@ from tests.hydra.test_saving import AMID, BATCHES, CASES, Case, Hooked, fit, res
 
 def check(name: str, folder: Path, tier: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders go on under ``sharded`` and ``full``; made files, they are plain training's."""
-    monkeypatch.setattr(stored, "BLOCK_BYTES", 1 << 10)  # several blocks of one tensor
-    monkeypatch.setattr(stored, "_FILE_BYTES", 1 << 14)  # and several files
+    monkeypatch.setattr(stored, "BLOCK_BYTES", 1 << 11)  # several blocks of one tensor, and files
     case = CASES[name]
     sharded = partial(hydra, device_memory=case.device, state_dict_type="sharded", **tier)
     whole = fit(case, "auto", into=folder / "plain")
