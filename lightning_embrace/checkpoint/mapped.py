@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import mmap
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 #: Linux' numbers, which not every Python knows
-_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 _PAGEOUT = getattr(mmap, "MADV_PAGEOUT", 21)
 
 
