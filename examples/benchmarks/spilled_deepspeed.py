@@ -47,7 +47,12 @@ def run(job: Job) -> dict[str, Any]:
             "train_micro_batch_size_per_gpu": job.sequences,
             "zero_force_ds_cpu_optimizer": False,
             "zero_allow_untested_optimizer": True,
-            "zero_optimization": {"stage": 3, "offload_param": to_host, "offload_optimizer": to_host},
+            "zero_optimization": {
+                "stage": 3,
+                "offload_param": to_host,
+                "offload_optimizer": to_host,
+                "stage3_param_persistence_threshold": 0,
+            },
         },
     )
     seconds = []

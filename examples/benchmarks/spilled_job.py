@@ -45,6 +45,8 @@ class Job:
         host: Bytes of the host's budget.
         disk: A folder, or empty.
         prefetch: The strategy's.
+        accelerator: ``"cpu"`` or ``"gpu"``.
+        brief: The process ends with the last step: the model does not become an ordinary one again.
         limited: The process may have no more data than both budgets and :data:`BESIDE` (RLIMIT_DATA).
     """
 
@@ -60,6 +62,8 @@ class Job:
     host: int = 1 << 40
     disk: str = ""
     prefetch: bool = True
+    accelerator: str = "cpu"
+    brief: bool = False
     limited: bool = False
 
     @property
@@ -110,7 +114,8 @@ def run(job: Job) -> dict[str, Any]:
         Seconds and losses by step; ``moved``: bytes of a step in the steady state by ``"disk read"`` and so on, as the
         store has counted them, and by ``"blocks read"`` and ``"blocks written"``, as the kernel has; ``plan``: as the
         plan foretells them; ``transfers``: seconds of those steps in which shards were moved, and in which the model
-        waited for it; ``peak``: VmHWM by stage; and how shards were met (``shards``).
+        waited for it; ``built`` and ``whole``: seconds until the first step, and until all is over; ``peak``: VmHWM by
+        stage; and how shards were met (``shards``).
     """
     if job.strategy == "deepspeed":
         from examples.benchmarks import spilled_deepspeed
@@ -129,17 +134,25 @@ def run(job: Job) -> dict[str, Any]:
     began = time.perf_counter()
     seed_everything(0, verbose=False)
     model = SpilledGPT(job.dim, job.layers, job.vocabulary, job.length, job.optimizer)
-    watch = _watch(job)
-    trainer = Trainer(**TRAINER, max_epochs=1, strategy=_strategy(job), callbacks=[watch])
-    trainer.fit(model, DataLoader(batches(job.steps, job.sequences, job.length, job.vocabulary), batch_size=None))  # type: ignore[arg-type]
-    return {
-        "parameters": parameters_of(job.dim, job.layers, job.vocabulary, job.length),
-        "threads": torch.get_num_threads(),
-        "losses": model.losses,
-        **watch.found,
-        "whole": time.perf_counter() - began,
-        "peak": {**watch.peak, "afterwards": status("VmHWM")},
-    }
+    watch = _watch(job, began)
+
+    def result() -> dict[str, Any]:
+        return {
+            "parameters": parameters_of(job.dim, job.layers, job.vocabulary, job.length),
+            "threads": torch.get_num_threads(),
+            "losses": model.losses,
+            "gpu": torch.cuda.max_memory_allocated() if job.accelerator == "gpu" else 0,
+            **watch.found,
+            "whole": time.perf_counter() - began,
+            "peak": {**watch.peak, "afterwards": status("VmHWM")},
+        }
+
+    watch.result = result
+    arguments = {**TRAINER, "accelerator": job.accelerator}
+    trainer = Trainer(**arguments, max_epochs=1, strategy=_strategy(job), callbacks=[watch])
+    data: Any = batches(job.steps, job.sequences, job.length, job.vocabulary)
+    trainer.fit(model, DataLoader(data, batch_size=None))
+    return result()
 
 
 def _strategy(job: Job) -> Any:
@@ -150,7 +163,7 @@ def _strategy(job: Job) -> Any:
     return HydraStrategy(device_memory=job.device, host_memory=job.host, disk=job.disk or None, prefetch=job.prefetch)
 
 
-def _watch(job: Job) -> Any:
+def _watch(job: Job, began: float) -> Any:
     """A callback, made here: Lightning is imported only where a job runs."""
     from lightning.pytorch import Callback
 
@@ -160,10 +173,12 @@ def _watch(job: Job) -> Any:
         def __init__(self) -> None:
             self.found: dict[str, Any] = {"seconds": []}
             self.peak: dict[str, int] = {}
+            self.result: Any = None
             self._before: dict[str, float] = {}
 
         def on_train_start(self, trainer: Any, module: Any) -> None:
             self.peak["built"] = status("VmHWM")
+            self.found["built"] = time.perf_counter() - began
             self._began = time.perf_counter()
 
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
@@ -196,6 +211,9 @@ def _watch(job: Job) -> Any:
             self.found["accounts"] = {tier: ledger.peak for tier, ledger in session.ledgers.items()}
             if planned.plan.shards:
                 self.found["shards"] = dict(session.transfer.counts)
+            if job.brief:
+                print(json.dumps(self.result()), flush=True)
+                os._exit(0)
 
         @staticmethod
         def _moving(trainer: Any) -> dict[str, float]:

@@ -39,7 +39,7 @@ def jobs_of(shape: Job, disk: str) -> dict[str, Job]:
     # both tables stay with their gradients, in a quarter of it; beside them are two slots, gradients and activations
     spilled = replace(shape, strategy="hydra", device=max(8 * tables, 2 * tables + 6 * block))
     on_disk = replace(spilled, host=1 << 20, disk=disk)
-    return {
+    peers = {
         PLAIN: replace(shape, strategy="auto"),
         "hydra, everything fits": replace(shape, strategy="hydra"),
         "hydra, parameters on the host": spilled,
@@ -48,6 +48,9 @@ def jobs_of(shape: Job, disk: str) -> dict[str, Job]:
         "hydra, parameters on the disk, prefetch off": replace(on_disk, prefetch=False),
         DEEPSPEED: replace(shape, strategy="deepspeed"),
     }
+    if shape.accelerator != "cpu":  # its environment is made for the CPU
+        del peers[DEEPSPEED]
+    return peers
 
 
 def hidden(results: Sequence[Mapping[str, Any]]) -> float | None:
@@ -115,13 +118,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, default in (("dim", 1024), ("layers", 12), ("vocabulary", 2000), ("length", 128), ("sequences", 4)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--optimizer", default="sgd")
+    parser.add_argument("--accelerator", default="cpu", choices=["cpu", "gpu"])
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--peers", nargs="*", type=int, help="by number, from 0 (default: all)")
     parser.add_argument("--disk", default="/tmp", help="a folder with room for the model")
     chosen = parser.parse_args(arguments)
     sizes = {name: getattr(chosen, name) for name in ("dim", "layers", "vocabulary", "length", "sequences")}
-    jobs = jobs_of(Job(**sizes, optimizer=chosen.optimizer, steps=chosen.steps), chosen.disk)
+    shape = Job(**sizes, optimizer=chosen.optimizer, steps=chosen.steps, accelerator=chosen.accelerator)
+    jobs = jobs_of(shape, chosen.disk)
     if chosen.peers is not None:
         jobs = {peer: job for number, (peer, job) in enumerate(jobs.items()) if number in chosen.peers}
     results: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)

@@ -8,6 +8,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,21 +146,7 @@ def mapped_like(tensor: Tensor, folder: Path) -> Tensor:
         tensor: Contiguous.
         folder: Where the file is.
     """
-    try:
-        file = Nameless(folder)
-    except OSError as error:
-        raise cannot_write(folder, error) from error
-    try:
-        check_disk(file.descriptor, tensor.nbytes, f"HydraStrategy(disk={str(folder)!r})")
-        os.posix_fallocate(file.descriptor, 0, tensor.nbytes)  # a hole could not be filled later
-        return torch.from_file(file.path, shared=True, size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
-    finally:
-        file.close()
-
-
-def _is_large(tensor: Tensor) -> bool:
-    dense = tensor.device.type == "cpu" and tensor.layout == torch.strided
-    return dense and tensor.nbytes >= LEAST and tensor.is_contiguous()
+    return _mapped(tensor, folder, lambda descriptor: None)
 
 
 def mapped_copy(tensor: Tensor, folder: Path) -> Tensor:
@@ -169,14 +156,33 @@ def mapped_copy(tensor: Tensor, folder: Path) -> Tensor:
         tensor: Contiguous, on the CPU.
         folder: Where the file is.
     """
-    mapped = mapped_like(tensor, folder)
-    written, given = (t.view(-1).view(torch.uint8) for t in (mapped, tensor))
-    for start in range(0, given.numel(), _PIECE):
-        piece = given[start : start + _PIECE]
-        if piece.any():  # the file is zero as it is
-            written[start : start + _PIECE].copy_(piece)
-    let_pages_go(mapped)
-    return mapped
+    return _mapped(tensor, folder, partial(_write, tensor.detach().view(-1).view(torch.uint8)))
+
+
+def _mapped(like: Tensor, folder: Path, fill: Callable[[int], None]) -> Tensor:
+    try:
+        file = Nameless(folder)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    try:
+        check_disk(file.descriptor, like.nbytes, f"HydraStrategy(disk={str(folder)!r})")
+        os.posix_fallocate(file.descriptor, 0, like.nbytes)  # a hole could not be filled later
+        fill(file.descriptor)
+        return torch.from_file(file.path, shared=True, size=like.numel(), dtype=like.dtype).view(like.shape)
+    finally:
+        file.close()
+
+
+def _write(given: Tensor, descriptor: int) -> None:
+    """By calls: pages that are written where they are mapped take a fault each."""
+    values, done = given.numpy().data, 0
+    while done < len(values):
+        done += os.pwrite(descriptor, values[done : done + _PIECE], done)
+
+
+def _is_large(tensor: Tensor) -> bool:
+    dense = tensor.device.type == "cpu" and tensor.layout == torch.strided
+    return dense and tensor.nbytes >= LEAST and tensor.is_contiguous()
 
 
 def into_memory(parameter: nn.Parameter) -> None:

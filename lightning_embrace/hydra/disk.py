@@ -166,9 +166,9 @@ class DiskExtent:
         """See :class:`~lightning_embrace.hydra.store.Extent`."""
         self._file.read(self._offset + start, into)
 
-    def write(self, source: Tensor) -> None:
+    def write(self, source: Tensor, start: int = 0) -> None:
         """See :class:`~lightning_embrace.hydra.store.Extent`."""
-        self._file.write(self._offset, source)
+        self._file.write(self._offset + start, source)
 
     def memory(self) -> Tensor:
         """See :class:`~lightning_embrace.hydra.store.Extent`."""

@@ -41,6 +41,8 @@ def planned_of(model: Any, config: HydraConfig, device: torch.device, namespace:
     session = Session(parts, torch.device("meta"), {"host": host}, Store(device, host, None), config.prefetch)
     try:
         [optimizer], _, _ = namespace.get("core.optimizer._configure_optimizers")(model.configure_optimizers())
-        return plan_of(session, model, config, sizes, Stepper(optimizer, session).plan_states())
+        stepper = Stepper(optimizer, session)
+        states = stepper.plan_states()
+        return plan_of(session, model, config, sizes, states, stepping=stepper.temporaries())
     finally:
         session.release()

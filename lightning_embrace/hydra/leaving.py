@@ -44,4 +44,4 @@ def maker_for(units: Sequence[Unit], folder: Path | None, budget: int | None) ->
 
 
 def _large_ones_mapped(tensor: Tensor, folder: Path) -> Tensor:
-    return mapped_copy(tensor, folder) if tensor.nbytes >= LEAST else tensor.clone()
+    return mapped_copy(tensor, folder) if tensor.nbytes >= LEAST and tensor.is_contiguous() else tensor.clone()

@@ -28,4 +28,5 @@ def lock_pages(memory: Tensor) -> Callable[[], None]:
 
 def _unlock(address: int) -> None:
     if address:
+        torch.cuda.synchronize()  # copies may be on their way
         torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(address))

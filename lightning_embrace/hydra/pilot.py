@@ -14,17 +14,23 @@ _GRADIENTS = 0.5
 
 
 class Pilot:
-    """Counts what autograd saves, block by block.
+    """Counts what autograd saves, block by block; on CUDA torch's allocator is asked as well.
+
+    Args:
+        device: Where blocks run.
 
     Attributes:
         activations: By block, bytes that its calls save when they run with a graph.
         largest: Of one call.
+        computing: What one call was seen to take at most, beside the parameters' gradients; on CUDA.
         inputs: By block, bytes of what its calls are given.
         calls: By block.
         outside: What is saved outside of blocks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.computing = 0
         self.activations: Counter[str] = Counter()
         self.largest = 0
         self.inputs: Counter[str] = Counter()
@@ -32,10 +38,14 @@ class Pilot:
         self.outside = 0
         self._boundaries: set[int] = set()
 
-    @property
-    def working(self) -> int:
-        """What computing takes of the device beside parameters."""
-        return int(self.largest * (1 + _GRADIENTS)) + self.outside
+    def working(self, stepping: int) -> int:
+        """What computing takes of the device beside parameters, while one block runs backward or is stepped.
+
+        Args:
+            stepping: What a step of the optimizer takes.
+        """
+        waiting = self.outside + sum(self.inputs.values())
+        return max(int(self.largest * (1 + _GRADIENTS)), self.computing, stepping) + waiting
 
     def scale(self, ratio: float) -> None:
         """A batch is so much larger than what was measured."""
@@ -44,6 +54,7 @@ class Pilot:
                 for block in counter:
                     counter[block] = int(counter[block] * ratio)
             self.largest, self.outside = int(self.largest * ratio), int(self.outside * ratio)
+            self.computing = int(self.computing * ratio)
 
     def called(self, block: str, tensors: Iterable[Tensor]) -> None:
         """A call is on the tape."""
@@ -62,11 +73,23 @@ class Pilot:
             block: Its name.
             known: Its parameters, which are saved as well, and counted elsewhere.
         """
-        with _counting({_key(t) for t in known}) as saved:
+        with _counting({_key(t) for t in known}) as saved, self._watching(known):
             yield
         nbytes = sum(saved.values())
         self.activations[block] += nbytes
         self.largest = max(self.largest, nbytes)
+
+    @contextmanager
+    def _watching(self, known: Collection[Tensor]) -> Iterator[None]:
+        if self._device.type != "cuda":
+            yield
+            return
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        yield
+        most = torch.cuda.max_memory_allocated(self._device) - before
+        gradients = sum(t.numel() * t.element_size() for t in known if t.requires_grad)
+        self.computing = max(self.computing, most - gradients)
 
     @contextmanager
     def around(self, known: Collection[Tensor]) -> Iterator[None]:

@@ -9,6 +9,8 @@ from typing import Literal, NamedTuple
 from lightning_embrace.hydra.sizes import human
 
 Place = Literal["device", "host", "disk"]
+#: what of a unit's gradients is once more on the device while they are moved to the store
+PACKING = 16 << 20
 
 
 #: sizes are shown with three digits
@@ -56,7 +58,8 @@ class Budget:
         host: Of host memory.
         disk: Whether there is a disk tier.
         glue: What is always on the device: parameters outside of blocks, their gradients and states, buffers.
-        working: What computing takes: the activations of one block and of what is outside of blocks.
+        working: What computing takes: activations of one block and of what is outside of blocks, what blocks are given,
+            and what the optimizer's step takes.
         prefetch: Whether the next shard is to be loaded while one computes.
         spilled_gradients: Whether gradients wait in the store for a second pass.
         unmeasured: Until ``working`` is measured, the share that it is taken to be of what ``glue`` leaves.
@@ -122,10 +125,11 @@ def make_plan(units: Sequence[UnitCost], budget: Budget) -> Plan:
     """
     free = budget.device - budget.glue - budget.working
     places: list[Place] = ["device"] * len(units)
-    slots = slot_bytes = gradient_bytes = 0
+    slots = slot_bytes = gradient_bytes = packing = 0
     if sum(u.resident for u in units) > free:
-        slots, slot_bytes, gradient_bytes = _slots(units, free, budget)
-        left = free - slots * (slot_bytes + gradient_bytes)
+        packing = min(PACKING, max((u.weights for u in units), default=0)) if budget.spilled_gradients else 0
+        slots, slot_bytes, gradient_bytes = _slots(units, free - packing, budget)
+        left = free - packing - slots * (slot_bytes + gradient_bytes)
         for index in reversed(range(len(units))):  # the last ones are where forward turns into backward
             if units[index].resident <= left:
                 left -= units[index].resident
@@ -171,22 +175,29 @@ def _slots(units: Sequence[UnitCost], free: int, budget: Budget) -> tuple[int, i
 
 
 def _spill(units: Sequence[UnitCost], places: list[Place], budget: Budget) -> tuple[int, int]:
-    """Fills host memory, then the disk."""
-    room = budget.host - sum(u.inputs for u, place in zip(units, places))
-    host = disk = 0
-    for index, unit in enumerate(units):
-        if places[index] == "device":
-            continue
-        nbytes = unit.weights + unit.states + (unit.weights if budget.spilled_gradients else 0)
-        if host + nbytes <= room:
-            host += nbytes
+    """Fills host memory, and puts what it has no room for on the disk: evenly, so that no neighbours wait for it."""
+    away = [index for index, place in enumerate(places) if place != "device"]
+    sizes = {i: units[i].weights + units[i].states for i in away}
+    if budget.spilled_gradients:
+        sizes = {i: nbytes + units[i].weights for i, nbytes in sizes.items()}
+    whole, host, seen = sum(sizes.values()), 0, 0
+    for index in away:
+        seen += sizes[index]
+        fits = host + sizes[index] <= budget.host
+        if fits and (whole <= budget.host or (host + sizes[index]) * whole <= budget.host * seen):
+            host += sizes[index]
+            places[index] = "host"
         else:
             places[index] = "disk"
-            disk += nbytes
+    for index in (i for i in away if places[i] == "disk"):
+        if host + sizes[index] <= budget.host:
+            host += sizes[index]
+            places[index] = "host"
+    disk = whole - host
     if disk and not budget.disk:
         raise DoesNotFitError(
             f"HydraStrategy(host_memory={human(budget.host)!r}, disk=None): {human(host + disk)} are to wait in host"
-            f" memory, where there is room for {human(max(0, room))}. Give host_memory more, or a folder:"
+            f" memory, where there is room for {human(budget.host)}. Give host_memory more, or a folder:"
             " HydraStrategy(disk='/path')."
         )
     return host, disk

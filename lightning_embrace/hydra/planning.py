@@ -75,6 +75,7 @@ def plan_of(
     states: int | None,
     pilot: Pilot | None = None,
     second_pass: bool = False,
+    stepping: int = 0,
 ) -> Planned:
     """Decides where the units of a model live.
 
@@ -86,6 +87,7 @@ def plan_of(
         states: What the optimizer keeps for parameters outside of blocks; None: nothing is trained.
         pilot: What the first step has measured, or None.
         second_pass: Whether gradients wait in the store.
+        stepping: What a step of the optimizer takes beside parameters, gradients and states.
 
     Raises:
         DoesNotFitError: There is no plan.
@@ -93,7 +95,7 @@ def plan_of(
     units = costs(session, pilot)
     if states is None:
         units = [replace(unit, gradients=0) for unit in units]
-    budget = budget_of(sizes, config, glue_bytes(session, model, states or 0), pilot, second_pass)
+    budget = budget_of(sizes, config, glue_bytes(session, model, states or 0), pilot, second_pass, stepping)
     return Planned(tuple(units), make_plan(units, budget), budget)
 
 
@@ -124,7 +126,9 @@ def costs(session: Session, pilot: Pilot | None) -> list[UnitCost]:
     return found
 
 
-def budget_of(sizes: tuple[int, int], config: HydraConfig, glue: int, pilot: Pilot | None, second_pass: bool) -> Budget:
+def budget_of(
+    sizes: tuple[int, int], config: HydraConfig, glue: int, pilot: Pilot | None, second_pass: bool, stepping: int
+) -> Budget:
     """What there is.
 
     Args:
@@ -133,11 +137,13 @@ def budget_of(sizes: tuple[int, int], config: HydraConfig, glue: int, pilot: Pil
         glue: What is always on the device.
         pilot: What the first step has measured, or None.
         second_pass: Whether gradients wait in the store.
+        stepping: What a step of the optimizer takes beside parameters, gradients and states.
     """
     device, host = sizes
-    working = pilot.working if pilot is not None else int(_UNMEASURED * max(0, device - glue))
-    unmeasured = 0.0 if pilot is not None else _UNMEASURED
-    return Budget(device, host, config.disk is not None, glue, working, config.prefetch, second_pass, unmeasured)
+    share = 0.0 if pilot is not None else _UNMEASURED
+    unmeasured = int(share * max(0, device - glue))
+    working = max(stepping, unmeasured) if pilot is None else pilot.working(stepping)
+    return Budget(device, host, config.disk is not None, glue, working, config.prefetch, second_pass, share)
 
 
 def tensor_bytes(tree: Any) -> int:

@@ -28,7 +28,7 @@ def render_plan(units: Sequence[UnitCost], plan: Plan, budget: Budget, notes: Se
     moved = traffic(units, plan, budget.spilled_gradients)
     captions = [
         f"device {human(plan.device_bytes)} of {human(budget.device)}: {human(budget.glue)} outside of blocks,"
-        f" {human(budget.working)} activations, {plan.slots} × {human(plan.slot_bytes)} for shards",
+        f" {human(budget.working)} for computing, {plan.slots} × {human(plan.slot_bytes)} for shards",
         f"host {human(plan.host_bytes)} of {human(budget.host)}, disk {human(plan.disk_bytes)}",
         f"a step reads {human(total(moved, 'read'))} ({human(moved['disk read'])} from the disk) and writes"
         f" {human(total(moved, 'written'))} ({human(moved['disk written'])})",

@@ -20,7 +20,7 @@ from lightning_embrace.hydra.session import Session
 from lightning_embrace.hydra.shard import Shard
 from lightning_embrace.hydra.step_hooks import after_step, before_step, without_step_hooks
 from lightning_embrace.hydra.stored import Stored
-from lightning_embrace.hydra.trial import states_of
+from lightning_embrace.hydra.trial import states_of, temporaries_of
 from lightning_embrace.hydra.unit import StateSpec, Unit, is_away
 from lightning_embrace.overlay import Overlay
 
@@ -78,6 +78,17 @@ class Stepper:
             if id(p) not in spilled
             for _, dtype in tried(index, p.dtype)
         )
+
+    def temporaries(self) -> int:
+        """Bytes that a step takes beside parameters, gradients and states: parts of the model are stepped in turn."""
+        together = max((unit.gradient_bytes for unit in self._session.units), default=0)
+        device = torch.device("cpu") if self._session.device.type == "meta" else self._session.device
+        most = 0
+        for group in self._optimizer.param_groups:
+            sizes = {(p.dtype, _nbytes(p)) for p in group["params"] if p.requires_grad}
+            taken = {dtype: temporaries_of(self._optimizer, group, dtype, device) for dtype in {d for d, _ in sizes}}
+            most = max([most, *(taken[dtype].nbytes(size, together) for dtype, size in sizes)])
+        return most
 
     def has_changed(self) -> bool:
         """Whether other parameters are trained than those that were planned for: some were frozen, thawed or added."""
@@ -182,11 +193,21 @@ class Stepper:
                     self._step_shard(shard, **kwargs)
         spilled = {id(p) for shard in self._session.shards for p in shard.parameters}
         rest = {id(p) for g in self._optimizer.param_groups for p in g["params"]} - spilled
-        self._step_some(rest, **kwargs)
+        for part in self._parts(rest):
+            self._step_some(part, **kwargs)
         self.torn = False
         after_step(self._optimizer, kwargs)
         self._session.expect_backward(stepping=False)
         return loss
+
+    def _parts(self, rest: set[int]) -> list[set[int]]:
+        """What stays on the device, in parts that are stepped one by one where memory is short."""
+        if not self._session.shards:
+            return [rest]
+        self.torn = True
+        units = [u for u in self._session.units if u.place == "device"]
+        staying = [{id(p) for p in unit.parameters} & rest for unit in units]
+        return [*staying, rest.difference(*staying)]
 
     def _complete(self, shard: Shard) -> None:
         if shard.has_gradients():
@@ -216,6 +237,10 @@ class Stepper:
 
     def _of(self, unit: Unit) -> States:
         return self._states[id(unit)]
+
+
+def _nbytes(parameter: Tensor) -> int:
+    return parameter.numel() * parameter.element_size()
 
 
 def _number(pair: tuple[Any, Any]) -> tuple[int, int]:

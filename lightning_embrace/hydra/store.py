@@ -30,8 +30,8 @@ class Extent(Protocol):
     def read(self, into: Tensor, start: int = 0) -> None:
         """Fills memory on any device with whole pages from a page on; waits until they are there."""
 
-    def write(self, source: Tensor) -> None:
-        """Keeps what memory of its length holds; waits until it may be changed again."""
+    def write(self, source: Tensor, start: int = 0) -> None:
+        """Keeps whole pages of memory on any device, from a page on; waits until that may be changed again."""
 
     def memory(self) -> Tensor:
         """Memory of its length from which it can be written: its own, where it has any."""
@@ -60,15 +60,16 @@ class HostExtent:
     def read(self, into: Tensor, start: int = 0) -> None:
         """See :class:`Extent`."""
         assert self._memory is not None
-        into.copy_(self._memory[start : start + into.numel()])
+        # on CUDA the copy is one of its stream's, and whoever goes on with it waits there
+        into.copy_(self._memory[start : start + into.numel()], non_blocking=self._unlock is not None)
         self._traffic["host read"] += into.numel()
 
-    def write(self, source: Tensor) -> None:
+    def write(self, source: Tensor, start: int = 0) -> None:
         """See :class:`Extent`."""
         assert self._memory is not None
         if source.data_ptr() != self._memory.data_ptr():
-            self._memory.copy_(source)
-        self._traffic["host written"] += self.nbytes
+            self._memory[start : start + source.numel()].copy_(source)
+        self._traffic["host written"] += source.numel()
 
     def memory(self) -> Tensor:
         """See :class:`Extent`."""

@@ -191,7 +191,8 @@ class HydraMixin(GoingOnMixin, FoldersMixin):
     def _plan(self, session: Session, model: Any, pilot: Pilot | None) -> None:
         states = None if self._stepper is None else self._glue_states
         second_pass = self._why_second_pass is not None
-        planned = plan_of(session, model, self.config, self._sizes, states, pilot, second_pass)
+        stepping = 0 if self._stepper is None else self._stepper.temporaries()
+        planned = plan_of(session, model, self.config, self._sizes, states, pilot, second_pass, stepping)
         session.apply(planned.plan)
         if planned.plan.disk_bytes and not session.store.direct and not self._said_direct:
             self._said_direct = True
@@ -269,7 +270,7 @@ class HydraMixin(GoingOnMixin, FoldersMixin):
         if self._pilot is None:
             if changed:
                 self._plan(session, self.model, None)
-            self._pilot = session.pilot = Pilot()
+            self._pilot = session.pilot = Pilot(self.root_device)
             self._largest_batch = batch_bytes
             return
         measured, session.pilot = session.pilot is not None, None

@@ -12,11 +12,15 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from lightning_embrace.hydra.lanes import lane_for
 from lightning_embrace.hydra.layout import allocate
 from lightning_embrace.hydra.ledger import BudgetError, Ledger
 from lightning_embrace.hydra.shard import Shard
 from lightning_embrace.hydra.store import Store
 from lightning_embrace.hydra.unit import SectionName, Unit
+
+#: what the thread does; on CUDA it may return before the device has done it
+Moved = Future["torch.cuda.Event | None"]
 
 
 class Slot:
@@ -35,8 +39,8 @@ class Slot:
         self.memory = memory
         self.shard: Shard | None = None
         self.users = 0
-        self.weights: Future[None] | None = None
-        self.states: Future[None] | None = None
+        self.weights: Moved | None = None
+        self.states: Moved | None = None
         self.used = 0
 
 
@@ -60,9 +64,12 @@ class Transfer:
         self._prefetch = prefetch
         self._taken = count * nbytes
         ledger.take("slots", self._taken)
+        self._lane = lane_for(device)
         self._slots = [Slot(allocate(nbytes, device)) for _ in range(count)]
+        for slot in self._slots:
+            self._lane.own(slot.memory)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hydra-transfer")
-        self._writes: deque[Future[None]] = deque()
+        self._writes: deque[Moved] = deque()
         # what went wrong when something was written: the store is not what it should be from there on
         self._failure: BaseException | None = None
         self._clock = 0
@@ -119,7 +126,7 @@ class Transfer:
         assert slot is not None
         if slot.states is None:
             portions = [(u, m) for u, m in shard.states_in(slot.memory) if m.numel()]
-            slot.states = self._do(partial(_read, "states", portions))
+            slot.states = self._move(partial(_read, "states", portions))
 
     def states(self, shard: Shard) -> Tensor:
         """Waits for the states.
@@ -137,10 +144,10 @@ class Transfer:
         """Keeps what a step has changed. The slot may be read meanwhile; what changes it later is written later."""
         slot = shard.slot
         assert slot is not None
-        self._writes.append(self._do(partial(_write, "weights", shard.weights_in(slot.memory))))
+        self._writes.append(self._move(partial(_write, "weights", shard.weights_in(slot.memory))))
         if slot.states is not None:
             portions = [(u, m) for u, m in shard.states_in(slot.memory) if m.numel()]
-            self._writes.append(self._do(partial(_write, "states", portions)))
+            self._writes.append(self._move(partial(_write, "states", portions)))
         while self._writes and self._writes[0].done():
             self._await_write()
 
@@ -200,7 +207,12 @@ class Transfer:
 
     def wait_for(self, job: Callable[[], object]) -> None:
         """Does something in the thread, after all that was asked before."""
-        self._wait(self._do(job))
+
+        def when_done() -> None:
+            self._lane.finish()
+            job()
+
+        self._wait(self._do(when_done))
 
     def forget(self, shard: Shard) -> None:
         """Its weights are about to change in the store."""
@@ -211,6 +223,7 @@ class Transfer:
         """Waits until everything is in the store."""
         while self._writes:
             self._await_write()
+        self._lane.finish()
         if self._failure is not None:
             raise self._failure
 
@@ -234,6 +247,7 @@ class Transfer:
             self.clear()
         finally:
             self._thread.shutdown(wait=True)
+            self._lane.finish()
             self._ledger.give("slots", self._taken)
             self._taken = 0
             self._slots = []
@@ -253,7 +267,7 @@ class Transfer:
         self._clock += 1
         slot.used = self._clock
         portions = shard.weights_in(slot.memory)
-        slot.weights = self._do(partial(_read, "weights", portions))
+        slot.weights = self._move(partial(_read, "weights", portions))
         return slot
 
     def _vacate(self, slot: Slot) -> None:
@@ -269,19 +283,24 @@ class Transfer:
             unit.leave()
         slot.shard = shard.slot = slot.weights = slot.states = None
 
-    def _do(self, job: Callable[[], object]) -> Future[None]:
-        def run() -> None:
+    def _move(self, job: Callable[[], object]) -> Moved:
+        """Copies beside computing what it is not to change meanwhile."""
+        mark = self._lane.mark()
+        return self._do(lambda: self._lane.run(job, mark))
+
+    def _do(self, job: Callable[[], torch.cuda.Event | None]) -> Moved:
+        def run() -> torch.cuda.Event | None:
             with _timed(self.seconds, "moving"), torch.inference_mode(False), torch.no_grad():
-                job()
+                return job()
 
         future = self._thread.submit(run)
         if not self._prefetch:
             self._wait(future)
         return future
 
-    def _wait(self, future: Future[None]) -> None:
+    def _wait(self, moved: Moved) -> None:
         with _timed(self.seconds, "waiting"):
-            future.result()
+            self._lane.meet(moved.result())
 
 
 @contextmanager

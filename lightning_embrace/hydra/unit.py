@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_embrace.hydra.layout import Section, Shape, allocate, copy_all, lay_out
+from lightning_embrace.hydra.packing import write_packed
 from lightning_embrace.hydra.plan import Place
 from lightning_embrace.hydra.store import Extent, Store, Tier
 
@@ -203,20 +204,13 @@ class Unit:
         if extent is None:
             assert self.place != "device"
             extent = self._extents["gradients"] = store.reserve(self.weights.nbytes, self.place)
-        memory = allocate(self.weights.nbytes, self.device)
-        if self._in_store():
-            extent.read(memory)  # they lie between those that are written
-        views = self.weights.views(memory)
-        for index in live:
-            gradient = self.parameters[index].grad
-            assert gradient is not None
-            if gradient.is_sparse:
-                raise ValueError(
-                    f"{self.name}: a sparse gradient cannot be spilled. Build its embedding with sparse=False, or"
-                    " leave it outside of the blocks (HydraStrategy(blocks=['!name', ...]))."
-                )
-            views[index].copy_(gradient)
-        extent.write(memory)
+        gradients = {index: gradient for index in live if (gradient := self.parameters[index].grad) is not None}
+        if any(gradient.is_sparse for gradient in gradients.values()):
+            raise ValueError(
+                f"{self.name}: a sparse gradient cannot be spilled. Build its embedding with sparse=False, or"
+                " leave it outside of the blocks (HydraStrategy(blocks=['!name', ...]))."
+            )
+        write_packed(gradients, self.weights, extent, keep=bool(self._in_store()), device=self.device)
         for index in live:
             self.parameters[index].grad = self._gradient_stand_ins[index]
             self._stored_gradients.add(index)

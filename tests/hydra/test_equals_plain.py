@@ -71,16 +71,16 @@ TRAINING = {
     "plateau": Case(zoo.Plateau),
     "clip by norm": Case(zoo.Stack, arguments=lambda: {"gradient_clip_val": 0.5}),
     "clip by value": Case(zoo.Stack, arguments=lambda: {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}),
-    "accumulation": Case(ADAMW, "120KiB", arguments=lambda: {"accumulate_grad_batches": 3}),
+    "accumulation": Case(ADAMW, "136KiB", arguments=lambda: {"accumulate_grad_batches": 3}),
     "manual": Case(zoo.Manual),
     "bf16": Case(zoo.Random, arguments=lambda: {"precision": "bf16-mixed"}),
     "bf16, true": Case(zoo.Stack, "60KiB", arguments=lambda: {"precision": "bf16-true"}),
-    "half": Case(ADAMW, "120KiB", arguments=half, check=some_were_skipped),
+    "half": Case(ADAMW, "136KiB", arguments=half, check=some_were_skipped),
     "half, clipped": Case(
-        ADAMW, "120KiB", arguments=lambda: {**half(), "gradient_clip_val": 0.5}, check=some_were_skipped
+        ADAMW, "136KiB", arguments=lambda: {**half(), "gradient_clip_val": 0.5}, check=some_were_skipped
     ),
     "half, accumulated": Case(
-        ADAMW, "120KiB", arguments=lambda: {**half(), "accumulate_grad_batches": 2}, check=some_were_skipped
+        ADAMW, "136KiB", arguments=lambda: {**half(), "accumulate_grad_batches": 2}, check=some_were_skipped
     ),
     "half, fused": Case(
         stack(torch.optim.AdamW, lr=0.01, fused=True), "120KiB", arguments=half, check=some_were_skipped

@@ -52,7 +52,7 @@ CASES = {
     "checkpointed": Case(hostile_zoo.Checkpointed),
     "thawing": Case(partial(hostile_zoo.Thawing, adamw), "120KiB", check=states_are_planned),
     "thawing, accumulated": Case(
-        partial(hostile_zoo.Thawing, adamw), "120KiB", arguments=lambda: {"accumulate_grad_batches": 3}
+        partial(hostile_zoo.Thawing, adamw), "136KiB", arguments=lambda: {"accumulate_grad_batches": 3}
     ),
     "added": Case(partial(hostile_zoo.Added, adamw), "120KiB", check=states_are_planned),
     "sizes": Case(partial(zoo.Stack, adamw), "150KiB", varying),

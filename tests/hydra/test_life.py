@@ -93,11 +93,11 @@ def test_the_budget_is_kept_and_used(tmp_path: Path, prefetch: bool) -> None:
     Bytes moved are those that the plan has announced, and the last block is not computed again.
     """
     model = Watching()
-    strategy = HydraStrategy(device_memory="110KiB", host_memory="4KiB", disk=tmp_path, prefetch=prefetch)
+    strategy = HydraStrategy(device_memory="118KiB", host_memory="4KiB", disk=tmp_path, prefetch=prefetch)
     Trainer(**QUIET, strategy=strategy).fit(model, DataLoader(zoo.batches(6), batch_size=None))
     assert min(blocks.count(False) for blocks in model.there) > 0, "everything was on the device"
     peak, limit = model.peaks["device"]
-    assert limit == 110 << 10 and 0.6 * limit < peak <= limit
+    assert limit == 118 << 10 and 0.6 * limit < peak <= limit
     planned = strategy.planned
     moved = traffic(planned.units, planned.plan, second_pass=False)
     before, after = model.traffic[-2:]
@@ -148,7 +148,7 @@ def test_a_larger_batch_later() -> None:
     assert_same(fit(ADAMW, strategy, data), fit(ADAMW, "auto", data))
     small = HydraStrategy(device_memory="150KiB")
     fit(ADAMW, small, zoo.batches(3))
-    assert strategy.planned.budget.working > 5 * small.planned.budget.working
+    assert strategy.planned.budget.working > 3 * small.planned.budget.working
 
 
 def test_by_name_and_by_the_old_namespace() -> None:

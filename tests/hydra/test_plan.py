@@ -6,7 +6,9 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 
+from lightning_embrace.hydra.pilot import Pilot
 from lightning_embrace.hydra.plan import Budget, DoesNotFitError, UnitCost, make_plan
 from lightning_embrace.hydra.sizes import parse_bytes
 from lightning_embrace.hydra.traffic import traffic
@@ -54,12 +56,13 @@ def test_small_neighbours_move_together() -> None:
     assert plan.shards == ((0, 1, 2), (3, 4), (5,), (6,), (7,), (8,), (9,))
 
 
-def test_host_first_then_disk() -> None:
+def test_host_and_disk_take_turns() -> None:
     budget = replace(BUDGET, device=1000, host=700 + 50, disk=True)
     plan = make_plan(UNITS, budget)
-    assert plan.places == ("host", "host", "disk", "disk", "disk")  # what blocks are given waits on the host too
+    assert plan.places == ("disk", "host", "disk", "host", "disk")
     assert (plan.host_bytes, plan.disk_bytes) == (600, 900)
-    assert make_plan(UNITS, replace(budget, spilled_gradients=True)).places[:2] == ("host", "disk")
+    assert make_plan(UNITS, replace(budget, spilled_gradients=True)).places == ("disk", "disk", "host", "disk", "disk")
+    assert set(make_plan(UNITS, replace(budget, host=1500)).places) == {"host"}
 
 
 def test_a_block_over_the_budget() -> None:
@@ -93,7 +96,7 @@ def test_traffic() -> None:
 def test_traffic_by_tier() -> None:
     """What does not fit the host is read from the disk, and written there."""
     plan = make_plan(UNITS, replace(BUDGET, device=1000, host=700 + 50, disk=True))
-    assert plan.places == ("host", "host", "disk", "disk", "disk")
+    assert plan.places == ("disk", "host", "disk", "host", "disk")
     moved = traffic(UNITS, plan, second_pass=False)
     # the first two are in the slots when a step begins, and the last two when forward turns into backward
     assert moved["host read"] == 2 * 200 + 2 * 100 and moved["host written"] == 2 * 300
@@ -105,3 +108,29 @@ def test_a_model_without_blocks() -> None:
     assert make_plan([], BUDGET).shards == ()
     with pytest.raises(DoesNotFitError, match=r"no blocks .*takes 100 B.*device_memory='201 B'.*nn\.Linear"):
         make_plan([], replace(BUDGET, device=150))
+
+
+def test_no_room_on_the_host_is_left_over() -> None:
+    """Small units fill what large ones have left."""
+    units = [replace(UNITS[0], weights=w, gradients=w, states=0) for w in (100, 500, 500, 100)]
+    plan = make_plan(units, Budget(1100, 800, True, 0, 0, False, False))
+    assert plan.places == ("host", "disk", "host", "host") and (plan.host_bytes, plan.disk_bytes) == (700, 500)
+
+
+def test_gradients_on_their_way_to_the_store_take_room() -> None:
+    """A unit's weights once more, or as much as is moved at a time: exactly what was free for a second slot."""
+    budget = replace(BUDGET, device=200 + 2 * 400, spilled_gradients=True)
+    assert make_plan(UNITS, budget).slots == 1
+    assert make_plan(UNITS, replace(budget, device=budget.device + 100)).slots == 2
+    assert make_plan(UNITS, replace(budget, spilled_gradients=False)).slots == 2
+
+
+def test_what_computing_takes() -> None:
+    """Backward of the largest call or the optimizer's step, whichever is more, beside what waits meanwhile."""
+    pilot = Pilot(torch.device("cpu"))
+    pilot.largest, pilot.outside = 1000, 70
+    pilot.inputs.update({"a": 10, "b": 20})
+    assert pilot.working(stepping=100) == 1500 + 70 + 30
+    assert pilot.working(stepping=2000) == 2000 + 70 + 30
+    pilot.scale(2)
+    assert pilot.working(stepping=100) == 2 * (1500 + 70 + 30)

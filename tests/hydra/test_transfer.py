@@ -28,7 +28,7 @@ def two_shards(store: Store) -> list[Shard]:
 
 @pytest.mark.parametrize("prefetch", [True, False])
 def test_what_is_hidden_is_counted(prefetch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for a shard that was foreseen in time; without prefetch, somebody waits for every one."""
+    """Nobody waits for the shard that was foreseen, one of two; without prefetch, somebody waits for both."""
     store, device = Store(CPU, Ledger("host", None), None), Ledger("device", None)
     shards = two_shards(store)
     read = Unit.read
@@ -47,7 +47,7 @@ def test_what_is_hidden_is_counted(prefetch: bool, tmp_path: Path, monkeypatch: 
     assert values[0].eq(1).all() and values[1].eq(0).all()
     moving, waiting = transfer.seconds["moving"], transfer.seconds["waiting"]
     assert moving >= 0.2, "two shards were read"
-    assert (waiting < moving) if prefetch else (waiting >= moving)
+    assert waiting < 0.75 * moving if prefetch else waiting > 0.75 * moving
     transfer.close()
     assert device.total == 0
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_embrace.hydra.trial import CoupledOptimizerError, states_of
+from lightning_embrace.hydra.trial import CoupledOptimizerError, Temporaries, states_of, temporaries_of
 
 
 class Scaled(torch.optim.SGD):
@@ -82,3 +82,29 @@ def test_what_cannot_be_tried(kind: Any) -> None:
     """It needs a closure that it calls again and again, or sparse gradients."""
     with pytest.raises(CoupledOptimizerError, match=kind.__name__):
         tried(kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "first", "second"),
+    [
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}, 0, 0),
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}, 1, 0),
+        (torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.1}, 1, 0),
+        (torch.optim.AdamW, {}, 2, 1),
+    ],
+)
+def test_what_a_step_takes(kind: Any, settings: dict[str, Any], first: int, second: int) -> None:
+    """One parameter after the other: what those before the last one have taken is free, or all but its own."""
+    optimizer = kind([nn.Parameter(torch.zeros(2, 3))], **settings)
+    taken = temporaries_of(optimizer, optimizer.param_groups[0], torch.float32, torch.device("cpu"))
+    assert taken == Temporaries(first, second, 0)
+    assert taken.nbytes(size=100, together=1000) == 100 * (first + second)
+    assert taken.nbytes(size=100, together=130) == 100 * first + 30 * second
+    assert taken.nbytes(size=100, together=100) == 100 * first
+
+
+def test_what_a_step_of_all_at_once_takes() -> None:
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(2, 3))], foreach=True)
+    taken = temporaries_of(optimizer, optimizer.param_groups[0], torch.float32, torch.device("cpu"))
+    assert taken.first >= 1 and taken.others >= 1
+    assert taken.nbytes(size=100, together=1000) >= 1000
