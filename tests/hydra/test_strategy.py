@@ -8,6 +8,7 @@ from typing import Any
 import lightning.pytorch
 import pytest
 import pytorch_lightning
+import torch
 from torch.utils.data import DataLoader
 
 import lightning_embrace.cli
@@ -83,6 +84,43 @@ trainer:
         monkeypatch.setattr("sys.argv", ["lightning_embrace", *command])
         lightning_embrace.cli.main()
     assert (tmp_path / "saved" / "last.ckpt").is_dir() and (tmp_path / "one.ckpt").is_file()
+
+
+class Old(pytorch_lightning.LightningModule):
+    """Some blocks, under the older name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(zoo.feed_forward() for _ in range(6))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        for block in self.blocks:
+            x = x + block(x)
+        return (x.mean(1, keepdim=True) - y).pow(2).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+
+def test_the_older_name_trains(tmp_path: Path) -> None:
+    """Saves, goes on, and ends where plain training does."""
+    ends = []
+    for epochs in ([1, 2], [2]):
+        pytorch_lightning.seed_everything(3, verbose=False)
+        model, path = Old(), None
+        for until in epochs:
+            kind = lightning_embrace.pytorch_lightning.HydraStrategy
+            strategy = kind(device_memory="120KiB") if len(epochs) > 1 else "auto"
+            settings = {**QUIET, "max_epochs": until, "strategy": strategy}
+            trainer = pytorch_lightning.Trainer(**settings)
+            trainer.fit(model, DataLoader(zoo.batches(3), batch_size=None), ckpt_path=path)
+            path = tmp_path / f"{until}.ckpt"
+            trainer.save_checkpoint(path)
+            model = Old() if until == 1 else model
+        ends.append(model.state_dict())
+    for key, value in ends[1].items():
+        assert torch.equal(ends[0][key], value)
 
 
 @pytest.mark.parametrize("pl", [lightning.pytorch, pytorch_lightning], ids=lambda pl: pl.__name__)
