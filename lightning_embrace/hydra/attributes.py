@@ -51,7 +51,7 @@ class Attributes:
         """
         cut: list[tuple[dict[str, Any], str, object, object]] = []
         for index, part in enumerate(self._parts):
-            for name, value in _own(part):
+            for name, value in _own(part).items():
                 inner = self._without_graph(value, self.path(index, name))
                 if inner is not value:
                     vars(part)[name] = inner
@@ -66,9 +66,9 @@ class Attributes:
     @contextmanager
     def as_before(self, moment: Moment) -> Iterator[None]:
         """Inside, attributes are what they were at a moment; afterwards they are again what they are now."""
-        now = [dict(_own(part)) for part in self._parts]
+        now = [_own(part) for part in self._parts]
         for part, values in zip(self._parts, moment.values):
-            _set(part, {name: _copied(value) for name, value in values.items()})
+            _set(part, values, copied=True)
         try:
             yield
         finally:
@@ -87,7 +87,7 @@ class Attributes:
         return f"{self._names[index]}.{name}" if self._names[index] else name
 
     def _now(self) -> Moment:
-        values = [{name: _copied(value) for name, value in _own(part)} for part in self._parts]
+        values = [{name: _copied(value) for name, value in _own(part).items()} for part in self._parts]
         versions = {
             (index, name): value._version
             for index, named in enumerate(values)
@@ -111,18 +111,23 @@ class Attributes:
         return value
 
 
-def _own(part: nn.Module) -> Iterator[tuple[str, Any]]:
+def _own(part: nn.Module) -> dict[str, Any]:
     """Attributes that are not torch's, nor set anew by its hooks: ``spectral_norm``, ``weight_norm``."""
-    by_hooks = {getattr(hook, "name", None) for hook in part._forward_pre_hooks.values()}
-    return ((k, v) for k, v in list(vars(part).items()) if k not in _TORCH and k not in by_hooks)
-
-
-def _set(part: nn.Module, values: dict[str, Any]) -> None:
     attributes = vars(part)
-    for name, _ in _own(part):
-        if name not in values:
-            del attributes[name]
-    attributes.update(values)
+    names = attributes.keys() - _TORCH
+    if part._forward_pre_hooks:
+        names -= {getattr(hook, "name", None) for hook in part._forward_pre_hooks.values()}
+    return {name: attributes[name] for name in names}
+
+
+def _set(part: nn.Module, values: dict[str, Any], copied: bool = False) -> None:
+    """Most have not changed, and nothing is done then."""
+    attributes, now = vars(part), _own(part)
+    if now.keys() == values.keys() and all(now[name] is value for name, value in values.items()):
+        return
+    for name in now.keys() - values.keys():
+        del attributes[name]
+    attributes.update({name: _copied(value) for name, value in values.items()} if copied else values)
 
 
 def _copied(value: Any) -> Any:

@@ -72,7 +72,7 @@ CASES = {
     "back in validation": Case(
         hostile_zoo.BackInValidation, arguments=lambda: {"val_check_interval": 5, "inference_mode": False}
     ),
-    "functional head": Case(refused_zoo.FunctionalHead, "150KiB", zoo.sentences, blocks=["!words"]),
+    "functional head": Case(refused_zoo.FunctionalHead, "205KiB", zoo.sentences, blocks=["!words"]),
     "lambda": Case(zoo.Stack, arguments=lambda: {"callbacks": [looking()]}, check=second_pass),
     "anomalies": Case(zoo.Random, arguments=lambda: {"detect_anomaly": True}),
     "nested": Case(refused_zoo.PartOutside, blocks=["blocks.*.body.0", "blocks.?"]),
