@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from examples.benchmarks.spilled_gpt import layers_for, parameters_of  # noqa: E402
-from examples.benchmarks.spilled_job import Job, result_of  # noqa: E402
+from examples.benchmarks.spilled_job import Job, JobError, result_of  # noqa: E402
 
 #: how far measured traffic may be from the plan's
 TOLERANCE = 0.05
@@ -113,7 +113,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for optimizer in chosen.optimizers:
         for times in chosen.times:
             job = job_of(times, parse_bytes("device_memory", chosen.device), chosen.dim, optimizer, chosen.disk)
-            rows.append((job, result_of(job)))
+            try:
+                rows.append((job, result_of(job)))
+            except JobError as error:
+                print(f"{optimizer}, {times:g} times the device, did not run: {error}", file=sys.stderr, flush=True)
+                continue
             print(markdown(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
     print(markdown(rows))
 
