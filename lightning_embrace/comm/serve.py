@@ -30,6 +30,9 @@ _FOREVER = timedelta(days=365)
 _FAREWELL = timedelta(seconds=1)
 _STOP = -1
 _LEAVE = -2
+_GONE = -3
+# a rank that has much else to do answers a farewell late
+_PATIENCE_SECONDS = 10.0
 # what an answer begins with: rows follow, or nothing of use
 _GIVEN, _PASSED, _NEVER = range(3)
 _VERDICT_BYTES = 8
@@ -88,6 +91,10 @@ class RowService:
         self._lock = threading.Lock()  # guards the four above
         #: another rank's process has ended in good order, and its connections with it
         self._left = False
+        #: this process is about to do so
+        self._leaving = False
+        #: ranks whose thread has ended: they say nothing any more
+        self._gone: set[int] = set()
         self._asking = threading.Lock()  # one question at a time: answers carry no number
         self._thread = threading.Thread(target=self._serve, name="embrace-rows", daemon=True)
         self._thread.start()
@@ -175,12 +182,19 @@ class RowService:
         The thread ends here: what reaches one that waits inside of torch while the interpreter goes down, another
         rank's farewell, aborts the process.
         """
-        for rank in range(self._world_size):
-            if rank != self._rank:
-                with contextlib.suppress(RuntimeError):  # it has gone before
-                    self._say(_LEAVE, rank)
-        # somebody who has heard it says so; in vain only where all others have gone, and nothing more can come
-        self._thread.join(timeout=_FAREWELL.total_seconds())
+        self._leaving = True
+        if self._tell(_LEAVE):  # else nobody is left who could wake it, by intent or by mischance
+            self._thread.join(timeout=_PATIENCE_SECONDS)
+        self._tell(_GONE)
+
+    def _tell(self, word: int) -> int:
+        """Says something to all who are there; returns how many have been told."""
+        told = 0
+        for rank in set(range(self._world_size)) - {self._rank} - self._gone:
+            with contextlib.suppress(RuntimeError):  # it has ended without a word
+                self._say(word, rank)
+                told += 1
+        return told
 
     def _say(self, word: int, rank: int, patience: timedelta = _FAREWELL) -> None:
         work = dist.isend(torch.tensor([word, 0, 0]), group=self._group, group_dst=rank, tag=_REQUEST)
@@ -200,12 +214,12 @@ class RowService:
                 table, count, version = header.tolist()
                 if table == _STOP:
                     return
-                if table == _LEAVE:
-                    self._left = True
-                    with contextlib.suppress(RuntimeError):  # it has gone, and needs no word
-                        self._say(_STOP, work._source_rank())
-                    continue
                 source = work._source_rank()
+                if table in (_LEAVE, _GONE):
+                    self._part_from(source, table)
+                    if self._leaving:
+                        return
+                    continue
                 ids_U = torch.empty(count, dtype=torch.int64)
                 dist.recv(ids_U, group=self._group, group_src=source, tag=_IDS)
                 self._answer(_Request(source, table, version, ids_U))
@@ -216,6 +230,14 @@ class RowService:
                 return  # the group broke with that rank; main threads raise at their next exchange
             self._control.report(error)
             raise
+
+    def _part_from(self, rank: int, word: int) -> None:
+        self._left = True
+        if word == _GONE:
+            self._gone.add(rank)
+            return
+        with contextlib.suppress(RuntimeError):  # it has gone, and needs no word
+            self._say(_STOP, rank)
 
     def _answer_waiting(self) -> None:
         with self._lock:
