@@ -201,7 +201,7 @@ def test_version_that_cannot_be_had(ranks, callback, words):
         ranks(2).stop()
     assert words in mine
     assert words in other
-    assert mine.startswith("RuntimeError: ")
+    assert "RuntimeError: " in mine  # its own, or the other one's where both see it and that one is faster
 
 
 def _fails_on_rank(make_model, callbacks):
