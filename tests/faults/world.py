@@ -36,8 +36,8 @@ class End(NamedTuple):
         return lines[-1] if lines else ""
 
     def notes(self) -> list[str]:
-        """The lines of the control channel; Horovod's own log may have begun a line before them."""
-        return [line for line in self.output.splitlines() if line.lstrip("[").startswith("lightning_embrace]")]
+        """The lines of the control channel; Horovod, whose log comes in pieces, may have begun a line before them."""
+        return [line for line in self.output.splitlines() if "lightning_embrace] rank " in line]
 
 
 def _rank_main(
