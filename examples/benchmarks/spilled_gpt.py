@@ -9,29 +9,12 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from examples.models.gpt import Block
+
 OPTIMIZERS: dict[str, Any] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.03),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-4),
 }
-
-
-class Block(nn.Module):
-    """Attention and a feed-forward part, each after a LayerNorm: 12 d² weights."""
-
-    def __init__(self, dim: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.before_attention, self.before_feed_forward = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.attend, self.mix = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-        self.widen, self.narrow = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, length, dim = x.shape
-        parts = self.attend(self.before_attention(x)).view(batch, length, 3, self.heads, dim // self.heads)
-        query, key, value = parts.permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.mix(seen.transpose(1, 2).reshape(batch, length, dim))
-        return x + self.narrow(F.gelu(self.widen(self.before_feed_forward(x))))  # type: ignore[no-any-return]
 
 
 class SpilledGPT(LightningModule):
