@@ -101,12 +101,6 @@ def result_of(job: Job, timeout: float = 3600.0, environment: Mapping[str, str] 
     return result
 
 
-def block_io() -> dict[str, int]:
-    """Bytes that this process has had block devices read and write so far."""
-    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    return {"read": int(fields["read_bytes"]), "written": int(fields["write_bytes"])}
-
-
 def run(job: Job) -> dict[str, Any]:
     """Trains in this process.
 
@@ -130,11 +124,12 @@ def run(job: Job) -> dict[str, Any]:
     from torch.utils.data import DataLoader
 
     from examples.benchmarks.spilled_gpt import SpilledGPT, batches, parameters_of
+    from examples.benchmarks.spilled_watch import Watch
 
     began = time.perf_counter()
     seed_everything(0, verbose=False)
     model = SpilledGPT(job.dim, job.layers, job.vocabulary, job.length, job.optimizer)
-    watch = _watch(job, began)
+    watch = Watch(job.steps, began)
 
     def result() -> dict[str, Any]:
         return {
@@ -147,12 +142,18 @@ def run(job: Job) -> dict[str, Any]:
             "peak": {**watch.peak, "afterwards": status("VmHWM")},
         }
 
-    watch.result = result
+    if job.brief:
+        watch.at_end = lambda: _end_with(result())
     arguments = {**TRAINER, "accelerator": job.accelerator}
     trainer = Trainer(**arguments, max_epochs=1, strategy=_strategy(job), callbacks=[watch])
     data: Any = batches(job.steps, job.sequences, job.length, job.vocabulary)
     trainer.fit(model, DataLoader(data, batch_size=None))
     return result()
+
+
+def _end_with(result: dict[str, Any]) -> None:
+    print(json.dumps(result), flush=True)
+    os._exit(0)
 
 
 def _strategy(job: Job) -> Any:
@@ -161,76 +162,6 @@ def _strategy(job: Job) -> Any:
     from lightning_embrace import HydraStrategy
 
     return HydraStrategy(device_memory=job.device, host_memory=job.host, disk=job.disk or None, prefetch=job.prefetch)
-
-
-def _watch(job: Job, began: float) -> Any:
-    """A callback, made here: Lightning is imported only where a job runs."""
-    from lightning.pytorch import Callback
-
-    class Watch(Callback):
-        """Notes times and bytes at the beginning and end of steps."""
-
-        def __init__(self) -> None:
-            self.found: dict[str, Any] = {"seconds": []}
-            self.peak: dict[str, int] = {}
-            self.result: Any = None
-            self._before: dict[str, float] = {}
-
-        def on_train_start(self, trainer: Any, module: Any) -> None:
-            self.peak["built"] = status("VmHWM")
-            self.found["built"] = time.perf_counter() - began
-            self._began = time.perf_counter()
-
-        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-            if batch_idx == 2:
-                self._before, self._transfers = self._bytes(trainer), self._moving(trainer)
-            self._began = time.perf_counter()
-
-        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            self.found["seconds"].append(time.perf_counter() - self._began)
-            if batch_idx == job.steps - 1 and self._before:
-                self.found["transfers"] = {
-                    name: seconds - self._transfers[name] for name, seconds in self._moving(trainer).items()
-                }
-                after = self._bytes(trainer)
-                self.found["moved"] = {
-                    name: (value - self._before.get(name, 0)) / (job.steps - 2) for name, value in after.items()
-                }
-
-        def on_train_end(self, trainer: Any, module: Any) -> None:
-            self.peak["trained"] = status("VmHWM")
-            planned = getattr(trainer.strategy, "planned", None)
-            if planned is None:
-                return
-            from lightning_embrace.hydra.traffic import traffic
-
-            self.found["plan"] = dict(traffic(planned.units, planned.plan, planned.budget.spilled_gradients))
-            self.found["places"] = {place: planned.plan.places.count(place) for place in ("device", "host", "disk")}
-            self.found["slots"] = [planned.plan.slots, planned.plan.slot_bytes]
-            session = trainer.strategy._session
-            self.found["accounts"] = {tier: ledger.peak for tier, ledger in session.ledgers.items()}
-            if planned.plan.shards:
-                self.found["shards"] = dict(session.transfer.counts)
-            if job.brief:
-                print(json.dumps(self.result()), flush=True)
-                os._exit(0)
-
-        @staticmethod
-        def _moving(trainer: Any) -> dict[str, float]:
-            session = getattr(trainer.strategy, "_session", None)
-            return dict(session.transfer.seconds) if session is not None and session.shards else {}
-
-        @staticmethod
-        def _bytes(trainer: Any) -> dict[str, float]:
-            """Counted so far, when all that was to be written is."""
-            session = getattr(trainer.strategy, "_session", None)
-            blocks = {f"blocks {kind}": count for kind, count in block_io().items()}
-            if session is None or not session.shards:
-                return dict(blocks)
-            session.transfer.settle()
-            return {**session.store.traffic, **{f"blocks {kind}": count for kind, count in block_io().items()}}
-
-    return Watch()
 
 
 if __name__ == "__main__":
