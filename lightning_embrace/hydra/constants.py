@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from lightning_embrace.hydra.unit import is_away
+
 _VALUES: dict[Callable[..., Any], float | None] = {
     torch.zeros_like: 0.0,
     torch.ones_like: 1.0,
@@ -50,5 +52,5 @@ class Constants(TorchFunctionMode):
 
 def made_whole(tensor: Tensor) -> None:
     """Gives a tensor of one expanded number memory of its own."""
-    if tensor.numel() > 1 and not any(tensor.stride()):
+    if is_away(tensor):
         tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)

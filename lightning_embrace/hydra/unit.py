@@ -301,9 +301,9 @@ class Unit:
         self._extents.clear()
 
 
-def is_away(parameter: Tensor) -> bool:
-    """Whether a parameter's data is one number, expanded."""
-    return parameter.numel() > 1 and not any(parameter.stride())
+def is_away(tensor: Tensor) -> bool:
+    """Whether a parameter's data, or a state of it, is one number, expanded."""
+    return tensor.numel() > 1 and not any(tensor.stride())
 
 
 def stand_in(tensor: Tensor, device: torch.device) -> Tensor:
