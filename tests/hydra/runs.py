@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import errno
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from torch import Tensor
@@ -77,3 +80,15 @@ def assert_same(ours: Run, plain: Run, tolerance: float = 0.0) -> None:
 def hydra(**arguments: Any) -> HydraStrategy:
     """The strategy under test."""
     return HydraStrategy(**arguments)
+
+
+def refuse_direct_access(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on no file system has O_DIRECT."""
+    real_open = os.open
+
+    def refuse(path: Any, flags: int, *rest: Any) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no")
+        return real_open(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", refuse)

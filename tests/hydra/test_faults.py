@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from lightning_embrace import CheckpointError, last_whole_checkpoint
 from lightning_embrace.hydra import disk
 from tests.hydra import killed, zoo
-from tests.hydra.runs import QUIET, assert_same, hydra
+from tests.hydra.runs import QUIET, assert_same, hydra, refuse_direct_access
 from tests.hydra.test_saving import AMID, BATCHES, CASES, Case, fit, rest_of
 
 ADAMW = CASES["adamw"]
@@ -266,14 +266,7 @@ def test_a_disk_without_direct_access(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The numbers are the same, and it is said once."""
-    real_open = os.open
-
-    def refuse(path: Any, flags: int, *rest: Any) -> int:
-        if flags & os.O_DIRECT:
-            raise OSError(errno.EINVAL, "no")
-        return real_open(path, flags, *rest)
-
-    monkeypatch.setattr(os, "open", refuse)
+    refuse_direct_access(monkeypatch)
     with caplog.at_level("INFO"):
         ours = fit(ADAMW, spilled(tmp_path / "disk"))
     monkeypatch.undo()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from lightning_embrace.hydra.nameless import Nameless, remove_stale
+from tests.hydra.runs import refuse_direct_access
 
 
 def test_it_has_no_name(tmp_path: Path) -> None:
@@ -69,12 +70,5 @@ def test_what_a_killed_process_has_left(tmp_path: Path, named: list[bool]) -> No
 
 def test_a_file_system_without_direct_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It falls back, with a name or without."""
-    real_open = os.open
-
-    def refuse(path: Any, flags: int, *rest: Any) -> int:
-        if flags & os.O_DIRECT:
-            raise OSError(errno.EINVAL, "no")
-        return real_open(path, flags, *rest)
-
-    monkeypatch.setattr(os, "open", refuse)
+    refuse_direct_access(monkeypatch)
     assert not Nameless(tmp_path, direct=True).direct and list(tmp_path.iterdir()) == []
