@@ -8,6 +8,8 @@ from lightning_embrace.checkpoint.agreement import CheckpointError  # noqa: E402
 from lightning_embrace.checkpoint.latest import last_whole_checkpoint  # noqa: E402
 from lightning_embrace.comm.control import RankFailedError  # noqa: E402
 from lightning_embrace.dryrun import plan_of  # noqa: E402
+from lightning_embrace.fleet.fleet import HydraFleet  # noqa: E402
+from lightning_embrace.fleet.task import Task, TaskResult, grid  # noqa: E402
 from lightning_embrace.horovodrun import HorovodEnvironment  # noqa: E402
 from lightning_embrace.hydra.monitoring import SpillMonitor  # noqa: E402
 from lightning_embrace.hydra.strategy import HydraStrategy  # noqa: E402
@@ -19,9 +21,13 @@ __all__ = [
     "CommunicationMonitor",
     "EmbRaceStrategy",
     "HorovodEnvironment",
+    "HydraFleet",
     "HydraStrategy",
     "RankFailedError",
     "SpillMonitor",
+    "Task",
+    "TaskResult",
+    "grid",
     "last_whole_checkpoint",
     "plan_of",
 ]

@@ -58,6 +58,8 @@ class Session:
         self.blocks = [Block(b.name, b.module, b.parameters[0], self, device) for b in partition.blocks]
         #: called when the last backward through a shard is done
         self.on_complete: Callable[[Shard], None] | None = None
+        #: called before another shard computes, or a block that stays: whoever shares the device may wait here
+        self.at_boundary: Callable[[], None] | None = None
         #: measures the step, where it is the first one
         self.pilot: Pilot | None = None
         self._prefetch = prefetch
@@ -71,6 +73,7 @@ class Session:
         # calls on the tape in this step, and in the one before
         self._taped = self._taped_before = 0
         self._held: Call | None = None
+        self._computing: Shard | None = None
         # the backward of a training step is under way; somebody has gone back before, and may do so again
         self._stepping = self._went_back_early = False
         modules = {id(m): m for b in partition.blocks for m in b.module.modules()}
@@ -227,6 +230,8 @@ class Session:
             shard: The shard.
             states: Its optimizer states will be needed too.
         """
+        if shard is not self._computing:
+            self._pass(shard)
         transfer = self.transfer
         if shard.slot is None and not transfer.has_room:
             self._let_go()
@@ -246,6 +251,7 @@ class Session:
         """See :class:`~lightning_embrace.hydra.tape.Keeper`."""
         shard = self._shard_with(block)
         if shard is None:
+            self._pass(None)
             yield
             return
         with self.present(shard, states=False):
@@ -260,6 +266,8 @@ class Session:
                 self._went_back_early |= not self._stepping
                 stack.enter_context(self.present(shard, states=self.on_complete is not None))
                 self.transfer.fetch_gradients(shard)
+            else:
+                self._pass(None)
             if self.pilot is not None:
                 stack.enter_context(self.pilot.inside(block.name, block.parameters))
             yield
@@ -267,6 +275,11 @@ class Session:
                 shard.pending -= 1
                 if shard.pending == 0 and self.on_complete is not None and not self._went_back_early:
                     self.on_complete(shard)
+
+    def _pass(self, shard: Shard | None) -> None:
+        self._computing = shard
+        if self.at_boundary is not None:
+            self.at_boundary()
 
     def moves(self, tensor: Tensor) -> bool:
         """See :class:`~lightning_embrace.hydra.tape.Keeper`."""

@@ -13,12 +13,13 @@ for _power, _letter in enumerate("KMGT", start=1):
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
-def parse_bytes(name: str, value: int | str) -> int:
+def parse_bytes(name: str, value: int | str, owner: str = "HydraStrategy") -> int:
     """``"4GiB"`` → 4294967296; a number is bytes.
 
     Args:
         name: The argument, for the error.
         value: What was given.
+        owner: Whose argument.
 
     Returns:
         Bytes, at least 1.
@@ -33,7 +34,7 @@ def parse_bytes(name: str, value: int | str) -> int:
             return size
     elif isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
-    raise ValueError(f"HydraStrategy({name}={value!r}): give bytes, or a size such as '4GiB' or '500MB'.")
+    raise ValueError(f"{owner}({name}={value!r}): give bytes, or a size such as '4GiB' or '500MB'.")
 
 
 def human(count: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
@@ -40,6 +40,8 @@ class HydraMixin(GoingOnMixin, FoldersMixin):
     namespace: ClassVar[Namespace]
     #: for Lightning: no sampler is injected, and nobody waits for other ranks
     is_distributed = False
+    #: see :class:`~lightning_embrace.hydra.session.Session`; set before a run
+    at_boundary: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -176,7 +178,9 @@ class HydraMixin(GoingOnMixin, FoldersMixin):
         ledgers = {tier: Ledger(tier, size) for tier, size in zip(("device", "host"), sizes)}
         store = Store(self.root_device, ledgers["host"], self.config.disk)
         parts = divide(model, self.config.blocks, glue_room(sizes[0]))
-        return Session(parts, self.root_device, ledgers, store, self.config.prefetch)
+        session = Session(parts, self.root_device, ledgers, store, self.config.prefetch)
+        session.at_boundary = self.at_boundary
+        return session
 
     def _take_optimizer(self, session: Session, trainer: Any) -> None:
         optimizer = check_optimizers(self.optimizers, self.namespace)
