@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_embrace.fleet.pace import Pace, Progress
+from lightning_embrace.fleet.replay import Replay
 from lightning_embrace.fleet.turns import TaskStopped, Turns
 from lightning_embrace.namespaces import Namespace
 
@@ -103,14 +104,25 @@ class _KeepsCheckpoint:
     validation nor the end of an epoch follow, after validation, and after an epoch.
     """
 
-    def __init__(self, path: Path, every: int | None, turns: Turns) -> None:
+    def __init__(self, path: Path, every: int | None, turns: Turns, replay: Replay) -> None:
         self.path = path
         self.dirpath = path.parent
         self._every = every
         self._turns = turns
+        self._replay = replay
+        self._trainer: Any = None
         self._last_step = 0
         # nothing has been trained since it was written
         self._is_new = False
+
+    def setup(self, trainer: Any, *_: Any, **__: Any) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._replay.state(self._trainer)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._replay.load(state_dict)
 
     def on_train_start(self, trainer: Any, *_: Any) -> None:
         self._last_step = int(trainer.global_step)
@@ -163,7 +175,7 @@ def takes_turns(namespace: Namespace, turns: Turns, standing: Standing) -> Any:
     return type("TakesTurns", (_TakesTurns, namespace.get("callbacks.Callback")), {})(turns, standing)
 
 
-def keeps_checkpoint(namespace: Namespace, path: Path, every: int | None, turns: Turns) -> Any:
+def keeps_checkpoint(namespace: Namespace, path: Path, every: int | None, turns: Turns, replay: Replay) -> Any:
     """A callback that saves, and that ends a fit whose fleet ends.
 
     Args:
@@ -171,6 +183,7 @@ def keeps_checkpoint(namespace: Namespace, path: Path, every: int | None, turns:
         path: The one checkpoint; it is replaced.
         every: Optimizer steps between two; None: one at each epoch's end.
         turns: The task's.
+        replay: Says how far the training loaders are.
     """
     base = namespace.get("callbacks.Checkpoint")
-    return type("KeepsCheckpoint", (_KeepsCheckpoint, base), {})(path, every, turns)
+    return type("KeepsCheckpoint", (_KeepsCheckpoint, base), {})(path, every, turns, replay)

@@ -117,6 +117,7 @@ class HydraFleet:
 
     def _conduct(self, manifest: Manifest) -> None:
         config = self.config
+        self.leases, self.yields = [], Counter()
         waiting = [name for name in self.tasks if manifest.entries[name].state != "finished"]
         if not waiting:
             return

@@ -1,7 +1,7 @@
 """The lease book: who has which device, who waits, and whom a device is granted or asked back from next.
 
-A plain state machine: it has no clock (``now`` is an argument), sends nothing and knows no process. Whoever keeps it tells it
-what happened, and carries out what is :meth:`due <LeaseBook.due>`.
+A plain state machine: it has no clock (``now`` is an argument), sends nothing and knows no process. Whoever keeps it
+tells it what happened, and carries out what is :meth:`due <LeaseBook.due>`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lightning_embrace.fleet.policy import POLICIES, Claim, giving_way, in_turn, placed
 
@@ -162,7 +162,7 @@ class LeaseBook:
         member = self._member(task)
         member.remaining, member.unit, member.told = remaining, unit, now
         if (claim := member.waiting) is not None:
-            member.waiting = Claim(task, remaining, claim.since, claim.last_device, claim.draw)
+            member.waiting = replace(claim, remaining=remaining)
 
     def ask(self, task: str, now: float) -> None:
         """A task waits for a device.
@@ -174,7 +174,7 @@ class LeaseBook:
         if member.device is not None or member.waiting is not None:
             state = "waits already" if member.device is None else f"has {member.device}"
             raise ValueError(f"LeaseBook.ask({task!r}): it {state}. A task has one device at most.")
-        member.waiting = Claim(task, member.remaining, now, member.last_device, self._random.random())
+        member.waiting = Claim(task, member.remaining, now, now + self._max_wait, member.last_device)
 
     def give(self, task: str, now: float) -> None:
         """A task has a device no more. When it wants one it asks.
@@ -217,24 +217,23 @@ class LeaseBook:
         Returns:
             Grants of free devices to tasks that wait, then those who are to give way: at most as many as wait.
         """
-        late = now - self._max_wait
         if self._movable:
-            return self._due_among(self._members, self.devices, now, late)
+            return self._due_among(self._members, self.devices, now)
         actions: list[Grant | Recall] = []
         for device in self.devices:
             seated = {name: member for name, member in self._members.items() if member.seat == device}
-            actions += self._due_among(seated, (device,), now, late)
+            actions += self._due_among(seated, (device,), now)
         return actions
 
-    def _due_among(
-        self, members: dict[str, _Member], devices: Iterable[str], now: float, late: float
-    ) -> list[Grant | Recall]:
+    def _due_among(self, members: dict[str, _Member], devices: Iterable[str], now: float) -> list[Grant | Recall]:
         """Of tasks that all may have the same devices."""
         waiting = [member.waiting for member in members.values() if member.waiting is not None]
         if not waiting:
             return []
         free = [device for device in devices if device not in self._holders]
-        order = in_turn(self._policy, waiting, free, late)
+        if free:
+            self._random.shuffle(waiting)
+        order = in_turn(self._policy, waiting, free, now)
         actions: list[Grant | Recall] = []
         for claim, device in placed(order[: len(free)], free):
             member = members[claim.name]
@@ -245,11 +244,11 @@ class LeaseBook:
         coming = sum(member.recalled for member in holding.values())
         unserved = order[len(free) + coming :]
         holders = [
-            Claim(name, member.at_boundary(now), member.granted, member.device)
+            Claim(name, member.at_boundary(now), member.granted)
             for name, member in holding.items()
             if not member.recalled
         ]
-        for claim in giving_way(self._policy, holders, unserved, late):
+        for claim in giving_way(self._policy, holders, unserved, now):
             member = members[claim.name]
             assert member.device is not None
             member.recalled = True

@@ -19,15 +19,15 @@ class Claim:
         remaining: Seconds of device time that it still needs; of one that has a device, at its next shard boundary.
             ``inf``: not known.
         since: Since when it has waited, or had its device. Seconds.
+        late: From when on it has waited for too long.
         last_device: Where it computed last.
-        draw: A random number from 0 to 1, another one at each wait.
     """
 
     name: str
     remaining: float
     since: float
+    late: float = math.inf
     last_device: str | None = None
-    draw: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ def _earliest_first(waiting: Claim, free: Collection[str]) -> Key:
     return waiting.since, waiting.name
 
 
-def _drawn_first(waiting: Claim, free: Collection[str]) -> Key:
-    return waiting.draw, waiting.name
+def _as_they_come(waiting: Claim, free: Collection[str]) -> Key:
+    return ()
 
 
 def _held_longest_first(holder: Claim) -> Key:
@@ -88,42 +88,37 @@ POLICIES: Mapping[str, Policy] = {
     "lrtf": Policy(_longest_first, _shortest_first, _waits_for_longer),
     # round robin, shard by shard
     "fifo": Policy(_earliest_first, _held_longest_first, _always),
-    "random": Policy(_drawn_first, _held_longest_first, _always),
+    # at each boundary any of those that could go on
+    "random": Policy(_as_they_come, _held_longest_first, _always),
     # whole models, the longest first: nobody gives way before it has finished
     "task": Policy(_longest_first, _shortest_first, _never, bounds_waiting=False),
 }
 
 
-def in_turn(policy: Policy, waiting: Sequence[Claim], free: Collection[str], late: float) -> list[Claim]:
-    """Who goes first.
+def in_turn(policy: Policy, waiting: Sequence[Claim], free: Collection[str], now: float) -> list[Claim]:
+    """Who goes first: those who have waited for too long, the longest waiting first, then as the policy says.
 
     Args:
         policy: Decides.
-        waiting: Tasks that all may have the same devices.
+        waiting: Tasks that all may have the same devices, in an order that is random.
         free: Devices that nobody has.
-        late: Who has waited since this moment or longer goes before all others, the longest waiting first.
+        now: Seconds.
 
     Returns:
         All of ``waiting``, in order.
     """
 
     def key(claim: Claim) -> tuple[bool, Key]:
-        if is_late(policy, claim, late):
+        if is_late(policy, claim, now):
             return False, _earliest_first(claim, free)
         return True, policy.precedence(claim, free)
 
     return sorted(waiting, key=key)
 
 
-def is_late(policy: Policy, waiting: Claim, late: float) -> bool:
-    """Whether a task has waited for too long.
-
-    Args:
-        policy: Decides whether that matters.
-        waiting: The task.
-        late: Since this moment, or longer.
-    """
-    return policy.bounds_waiting and waiting.since <= late
+def is_late(policy: Policy, waiting: Claim, now: float) -> bool:
+    """Whether a task has waited for too long, and the policy minds."""
+    return policy.bounds_waiting and waiting.late <= now
 
 
 def placed(winners: Sequence[Claim], free: Sequence[str]) -> list[tuple[Claim, str]]:
@@ -146,17 +141,17 @@ def placed(winners: Sequence[Claim], free: Sequence[str]) -> list[tuple[Claim, s
     return [(claim, devices.get(claim.name) or next(rest)) for claim in winners]
 
 
-def giving_way(policy: Policy, holders: Sequence[Claim], waiting: Sequence[Claim], late: float) -> list[Claim]:
+def giving_way(policy: Policy, holders: Sequence[Claim], waiting: Sequence[Claim], now: float) -> list[Claim]:
     """Who is to give its device away at its next shard boundary.
 
     Args:
         policy: Decides.
         holders: Tasks that have a device and have not been asked yet.
         waiting: Tasks for which none is on its way, in turn.
-        late: As for :func:`in_turn`.
+        now: Seconds.
 
     Returns:
         Some of ``holders``, at most as many as ``waiting``.
     """
     pairs = zip(sorted(holders, key=policy.retirement), waiting)
-    return [holder for holder, w in pairs if is_late(policy, w, late) or policy.gives_way(holder, w)]
+    return [holder for holder, w in pairs if is_late(policy, w, now) or policy.gives_way(holder, w)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lightning_embrace.fleet.pace import Progress
 
@@ -141,6 +140,3 @@ class Stop:
 
 #: to a task's process
 Command = Grant | Recall | Stop
-
-#: a task as it is trained: factory, loaders, the Trainer's and the strategy's arguments
-Job = tuple[Any, Any, dict[str, Any], dict[str, Any]]

@@ -15,6 +15,7 @@ from lightning_embrace.fleet.callbacks import Standing, keeps_checkpoint, takes_
 from lightning_embrace.fleet.layout import CHECKPOINT
 from lightning_embrace.fleet.pace import Pace
 from lightning_embrace.fleet.protocol import Command, Failed, Finished, Order, Outcome, Report, Stopped
+from lightning_embrace.fleet.replay import Replay
 from lightning_embrace.fleet.turns import TaskStopped, Turns
 from lightning_embrace.namespaces import NAMESPACES, Namespace
 
@@ -60,13 +61,16 @@ class Training:
         factory, loaders, trainer_kwargs, strategy_kwargs = cloudpickle.loads(order.job)
         seed_everything(order.seed, verbose=False)
         module, namespace = _module_of(factory)
-        data = _data_of(loaders, namespace)
-        trainer = self._trainer(namespace, trainer_kwargs, strategy_kwargs)
+        replay = Replay(namespace)
+        data = _data_of(loaders, namespace, module, replay)
+        trainer = self._trainer(namespace, trainer_kwargs, strategy_kwargs, replay)
         path = order.folder / CHECKPOINT
         trainer.fit(module, **data, ckpt_path=str(path) if order.goes_on and path.exists() else None)
         return Finished({name: float(value) for name, value in trainer.callback_metrics.items()}, str(path))
 
-    def _trainer(self, namespace: Namespace, arguments: dict[str, Any], strategy_kwargs: dict[str, Any]) -> Any:
+    def _trainer(
+        self, namespace: Namespace, arguments: dict[str, Any], strategy_kwargs: dict[str, Any], replay: Replay
+    ) -> Any:
         order = self._order
         strategy = import_module(_STRATEGIES[namespace.name]).HydraStrategy(
             device_memory=order.device_memory, host_memory=order.host_memory, disk=order.disk, **strategy_kwargs
@@ -89,7 +93,7 @@ class Training:
         )
         path = order.folder / CHECKPOINT
         # whatever `enable_checkpointing` says: that is for the user's own
-        trainer.callbacks.append(keeps_checkpoint(namespace, path, order.checkpoint_every, self._turns))
+        trainer.callbacks.append(keeps_checkpoint(namespace, path, order.checkpoint_every, self._turns, replay))
         return trainer
 
 
@@ -103,19 +107,23 @@ def _module_of(factory: Any) -> tuple[Any, Namespace]:
     return module, namespace
 
 
-def _data_of(loaders: Any, namespace: Namespace) -> dict[str, Any]:
-    """The arguments of ``fit``."""
+def _data_of(loaders: Any, namespace: Namespace, module: Any, replay: Replay) -> dict[str, Any]:
+    """The arguments of ``fit``. Training loaders can go on amid an epoch."""
     data = loaders() if callable(loaders) else loaders
     if isinstance(data, namespace.get("LightningDataModule")):
+        replay.over_hook(data)
         return {"datamodule": data}
+    if data is None:
+        replay.over_hook(module)
+        return {}
     if isinstance(data, tuple):
         if len(data) != 2:
             raise TypeError(
                 f"Task(loaders=...) gave a tuple of {len(data)}. Give a loader, or one for training and one for"
                 " validation, or a LightningDataModule."
             )
-        return {"train_dataloaders": data[0], "val_dataloaders": data[1]}
-    return {"train_dataloaders": data}
+        return {"train_dataloaders": replay.over(data[0]), "val_dataloaders": data[1]}
+    return {"train_dataloaders": replay.over(data)}
 
 
 def _plugins(given: Any, namespace: Namespace) -> list[Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import torch
-from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
 
 from lightning_embrace.fleet.fleet import HydraFleet
 from lightning_embrace.fleet.layout import CHECKPOINT
@@ -20,12 +22,20 @@ from tests.hydra.runs import assert_same as assert_same_run
 def plain(task: Task, folder: Path, seed: int = 0) -> Run:
     """The task in an ordinary Trainer, on one thread."""
     seed_everything(seed, verbose=False)
-    module = task.factory()
-    train, val = task.loaders()
+    factory = cloudpickle.loads(cloudpickle.dumps(task.factory))
+    module = factory if isinstance(factory, LightningModule) else factory()
+    data = task.loaders() if callable(task.loaders) else task.loaders
+    train, val = data if isinstance(data, tuple) else (None, None)
+    datamodule = data if isinstance(data, LightningDataModule) else None
+    callbacks = [
+        copy.deepcopy(c) for c in task.trainer_kwargs["callbacks"] if not isinstance(c, (zoo.At, zoo.Together))
+    ]
     arguments = {"enable_progress_bar": False, "enable_checkpointing": False, **task.trainer_kwargs}
     folder.mkdir(parents=True)
-    trainer = Trainer(**arguments, accelerator="cpu", devices=1, default_root_dir=str(folder))
-    trainer.fit(module, train, val)
+    trainer = Trainer(
+        **{**arguments, "callbacks": callbacks}, accelerator="cpu", devices=1, default_root_dir=str(folder)
+    )
+    trainer.fit(module, train, val, datamodule)
     trainer.save_checkpoint(folder / CHECKPOINT)
     return of(folder)
 

@@ -45,8 +45,52 @@ def test_a_task_alone_is_never_recalled() -> None:
 
 
 def test_no_more_are_recalled_than_wait() -> None:
+    """Also when some were recalled before, who have not given yet."""
     book = book_of("fifo", 3, 3.0, 3.0, 3.0, 3.0)
-    assert [type(action) for action in book.due(0.0)] == [Grant, Grant, Grant, Recall]
+    assert book.due(0.0)[3:] == [Recall("a", "d0")]
+    book.join("e", 3.0, 1.0, now=0.5)
+    book.ask("e", 0.5)
+    assert book.due(0.5) == [Recall("b", "d1")]
+
+
+def test_who_has_had_its_device_longest_gives_way_first() -> None:
+    """fifo: a was granted anew, and so it is b's turn to give."""
+    book = book_of("fifo", 2, 3.0, 3.0)
+    book.due(0.0)
+    book.give("a", 1.0)
+    book.ask("a", 1.0)
+    assert book.due(1.0) == [Grant("a", "d0")]
+    book.join("c", 3.0, 1.0, now=2.0)
+    book.ask("c", 2.0)
+    assert book.due(2.0) == [Recall("b", "d1")]
+
+
+def test_equal_ones_do_not_swap() -> None:
+    """At its next boundary a has as much left as b: to swap gains nothing."""
+    book = book_of("lrtf", 1, 3.0, 2.0)
+    assert book.due(0.0) == [Grant("a", "d0")]
+
+
+def test_waiting_is_not_computing() -> None:
+    """b has waited for 4 s when it is granted d0; 5 s are still left to it."""
+    book = book_of("lrtf", 1, 9.0, 5.0)
+    assert book.due(0.0) == [Grant("a", "d0")]
+    assert book.due(4.0) == [Recall("a", "d0")]
+    book.leave("a", 4.0)
+    book.join("c", 3.5, 1.0, now=4.0)
+    book.ask("c", 4.0)
+    assert book.due(4.0) == [Grant("b", "d0")]
+
+
+def test_random_lets_everybody_go_first() -> None:
+    first = set()
+    for seed in range(30):
+        book = LeaseBook(["d0"], "random", seed=seed)
+        for task in ("a", "b", "c"):
+            book.join(task, 1.0, 1.0, now=0.0)
+            book.ask(task, 0.0)
+        first.add(book.due(0.0)[0].task)
+    assert first == {"a", "b", "c"}
 
 
 def test_whole_models_never_give_way() -> None:
@@ -76,14 +120,17 @@ def test_who_has_waited_for_too_long_goes_first() -> None:
 
 
 def test_a_task_returns_to_its_device() -> None:
-    """Of equal ones, that which was there last goes first; and of two free devices each takes its own."""
-    book = book_of("lrtf", 2, 4.0, 4.0)
+    """Of two free devices each takes its own; and of equal tasks the one that was there goes first."""
+    book = LeaseBook(["d0", "d1"], "lrtf")
+    for task, device in (("a", "d1"), ("b", "d0")):
+        book.join(task, 4.0, 1.0, device, now=0.0)
+        book.ask(task, 0.0)
+    assert set(book.due(0.0)) == {Grant("a", "d1"), Grant("b", "d0")}
+    book = book_of("lrtf", 1, 4.0, 4.0)
     book.due(0.0)
-    for task in ("a", "b"):
-        book.give(task, 1.0)
-    for task in ("b", "a"):
-        book.ask(task, 1.0)
-    assert set(book.due(1.0)) == {Grant("a", "d0"), Grant("b", "d1")}
+    book.give("a", 1.0)
+    book.ask("a", 1.0)
+    assert book.due(1.0)[0] == Grant("a", "d0")
 
 
 def test_what_does_not_move_keeps_to_its_seat() -> None:

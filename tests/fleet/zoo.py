@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback
-from torch import Tensor
-from torch.utils.data import DataLoader
+from lightning.pytorch import Callback, LightningDataModule
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lightning_embrace.fleet.task import Task
 from tests.hydra import zoo
@@ -30,6 +31,14 @@ class Noisy(zoo.Random):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val_loss", self.loss(*batch))
+
+
+class Wide(Noisy):
+    """Has a block of another size."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.blocks.append(nn.Sequential(nn.Linear(zoo.WIDTH, width), nn.Linear(width, zoo.WIDTH)))
 
 
 class Record(Callback):
@@ -53,12 +62,86 @@ def loaders(steps: int = 8, shuffle: bool = True) -> tuple[DataLoader[Tensor], D
     return DataLoader(data[:steps], batch_size=None, shuffle=shuffle), DataLoader(data[steps:], batch_size=None)
 
 
+class Data(LightningDataModule):
+    """The same data."""
+
+    def train_dataloader(self) -> DataLoader[Tensor]:
+        return loaders()[0]
+
+    def val_dataloader(self) -> DataLoader[Tensor]:
+        return loaders()[1]
+
+
+class Own(Noisy):
+    """Has its own data."""
+
+    def train_dataloader(self) -> DataLoader[Tensor]:
+        return loaders()[0]
+
+    def val_dataloader(self) -> DataLoader[Tensor]:
+        return loaders()[1]
+
+
+class Drawing(Dataset[Tensor]):
+    """Augments what it has, in loaders' processes."""
+
+    def __init__(self, steps: int) -> None:
+        self.items = zoo.batches(steps)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = self.items[index]
+        return x + 0.1 * torch.randn_like(x), y
+
+
+def data(kind: str) -> Any:
+    """By where it comes from."""
+    train, val = loaders()
+    if kind == "datamodule":
+        return Data()
+    if kind == "own":
+        return None
+    if kind == "stateful":
+        return StatefulDataLoader(train.dataset, batch_size=None, shuffle=True), val
+    if kind == "workers":
+        return DataLoader(Drawing(8), batch_size=None, shuffle=True, num_workers=1), val
+    return train, val
+
+
+class Slow(Callback):
+    """Takes a while for each batch."""
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        time.sleep(0.05)
+
+
+class Together(Callback):
+    """Begins its first batch when others do: fast tasks would be over before the last one has started.
+
+    Args:
+        folder: For a file from each of them.
+        count: How many begin together.
+    """
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder, self.count = folder, count
+
+    def on_train_start(self, *_: Any) -> None:
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / str(os.getpid())).touch()
+        deadline = time.monotonic() + 60
+        while len(os.listdir(self.folder)) < self.count and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
 class At(Callback):
     """Does something at a step, in the middle of a backward pass.
 
     Args:
         step: After so many steps.
-        what: ``"raise"``, ``"kill"``, ``"hang"``, ``"memory"``, ``"exit"``, ``"wait"``.
+        what: ``"raise"``, ``"kill"``, ``"hang"``, ``"memory"``, ``"exit"``.
         once: A file that says that it was done; None: each time.
     """
 
