@@ -47,6 +47,8 @@ class DiskFile:
         self._descriptor = self._file.descriptor
         self._used = Ranges()
         self._staging: Tensor | None = None
+        # where there is no direct access: runs, by offset and length, that may be in the page cache alone
+        self._unwritten: list[tuple[int, int]] = []
 
     def reserve(self, nbytes: int) -> DiskExtent:
         """Allocates pages on the disk, so that no later write can fail for want of them.
@@ -118,10 +120,20 @@ class DiskFile:
             self._transfer(offset + start, here.numpy().data, writing)
             if here is not piece and not writing:
                 piece.copy_(here)
-        if not self.direct:  # what was read or written is not kept a second time
-            if writing:
-                os.fdatasync(self._descriptor)
-            os.posix_fadvise(self._descriptor, offset, memory.numel(), os.POSIX_FADV_DONTNEED)
+        if not self.direct:
+            self._drop_from_cache(offset, memory.numel(), writing)
+
+    def _drop_from_cache(self, offset: int, nbytes: int, written: bool) -> None:
+        """What was read or written is not kept a second time. The disk is waited for once in many writes."""
+        runs = [(offset, nbytes)]
+        if written:
+            self._unwritten += runs
+            if sum(count for _, count in self._unwritten) < _PIECE:
+                return
+            os.fdatasync(self._descriptor)
+            runs, self._unwritten = self._unwritten, []
+        for run in runs:
+            os.posix_fadvise(self._descriptor, *run, os.POSIX_FADV_DONTNEED)
 
     def _transfer(self, offset: int, view: memoryview, writing: bool) -> None:
         done = 0

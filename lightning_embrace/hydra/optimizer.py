@@ -54,9 +54,14 @@ class States:
     def move_in(self, memory: Tensor) -> None:
         """Makes states that exist read from memory that holds the section ``states``."""
         for state, nothing, view in self._existing(memory):
-            if not _shares(state, nothing):
+            if not _shares(state, nothing) and not _shares(state, view):
                 view.copy_(state.data)  # made since, or loaded from a checkpoint
             state.data = view
+
+    def will_make_some(self) -> bool:
+        """Whether a step will make states, which are then beside the section."""
+        parameters = [self._unit.parameters[spec.parameter] for spec in self._specs]
+        return any(p.grad is not None and self._find(spec) is None for p, spec in zip(parameters, self._specs))
 
     def settle(self, memory: Tensor) -> None:
         """After a step: what it has made is put into the section, and everything is NaN from here on."""

@@ -47,14 +47,22 @@ class Pilot:
         waiting = self.outside + sum(self.inputs.values())
         return max(int(self.largest * (1 + _GRADIENTS)), self.computing, stepping) + waiting
 
-    def scale(self, ratio: float) -> None:
-        """A batch is so much larger than what was measured."""
-        if ratio > 1:
-            for counter in (self.activations, self.inputs):
-                for block in counter:
-                    counter[block] = int(counter[block] * ratio)
-            self.largest, self.outside = int(self.largest * ratio), int(self.outside * ratio)
-            self.computing = int(self.computing * ratio)
+    def guess(self, ratio: float) -> Pilot:
+        """What a batch may take that is so much larger. It was not run: of no block it is known what could be kept."""
+        guess = Pilot(self._device)
+        guess.activations.update({block: int(nbytes * ratio) for block, nbytes in self.activations.items()})
+        guess.inputs.update({block: int(nbytes * ratio) for block, nbytes in self.inputs.items()})
+        guess.largest, guess.outside = int(self.largest * ratio), int(self.outside * ratio)
+        guess.computing = int(self.computing * ratio)
+        return guess
+
+    def include(self, other: Pilot) -> None:
+        """Another step was measured: what counts is the larger of both."""
+        self.activations |= other.activations
+        self.inputs |= other.inputs
+        self.calls |= other.calls
+        self.largest, self.outside = max(self.largest, other.largest), max(self.outside, other.outside)
+        self.computing = max(self.computing, other.computing)
 
     def called(self, block: str, tensors: Iterable[Tensor]) -> None:
         """A call is on the tape."""

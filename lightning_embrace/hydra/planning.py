@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from lightning_embrace.hydra.config import HydraConfig
 from lightning_embrace.hydra.partition import trained_bytes
@@ -21,7 +19,7 @@ _DEVICE_SHARE, _HOST_SHARE = 0.2, 0.5
 _GPU_SHARE = 0.9
 #: of the device, for activations that were not measured yet
 _UNMEASURED = 0.25
-#: of the device, for parameters outside of blocks and their gradients; an optimizer may double them
+#: of the device, for parameters outside of blocks, their gradients and optimizer states
 _GLUE = 0.25
 _GIB = 1 << 30
 
@@ -49,6 +47,24 @@ def default_sizes(config: HydraConfig, device: torch.device) -> tuple[int, int]:
 def glue_room(device: int) -> int:
     """What parameters outside of blocks and their gradients may take of a device's budget."""
     return int(device * _GLUE)
+
+
+def smaller_glue_room(session: Session, states: int, device: int) -> int | None:
+    """The same where an optimizer keeps so much for them that the model's blocks would lack it.
+
+    Args:
+        session: The model in parts, and what the optimizer keeps for blocks.
+        states: What it keeps for parameters outside of blocks.
+        device: The budget.
+
+    Returns:
+        Bytes of parameters and gradients; None: they have room with their states, or the whole model has.
+    """
+    outside, room = trained_bytes(session.partition.glue), glue_room(device)
+    blocks = sum(u.weights.nbytes + u.gradient_bytes + u.states.nbytes for u in session.units)
+    if outside + states <= room or outside + states + blocks <= device:
+        return None
+    return room * outside // (outside + states)
 
 
 def glue_bytes(session: Session, model: nn.Module, states: int) -> int:
@@ -144,11 +160,6 @@ def budget_of(
     unmeasured = int(share * max(0, device - glue))
     working = max(stepping, unmeasured) if pilot is None else pilot.working(stepping)
     return Budget(device, host, config.disk is not None, glue, working, config.prefetch, second_pass, share)
-
-
-def tensor_bytes(tree: Any) -> int:
-    """Bytes of all tensors in a batch."""
-    return sum(_nbytes(leaf) for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor))
 
 
 def _nbytes(tensor: torch.Tensor) -> int:

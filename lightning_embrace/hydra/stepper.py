@@ -222,7 +222,13 @@ class Stepper:
         for states, part in portions:
             states.move_in(part)
         self.torn = True
-        self._step_some({id(p) for p in shard.parameters}, **kwargs)
+        if any(states.will_make_some() for states, _ in portions):
+            for parameter in shard.parameters:  # what it makes is in its place before the next one's is made
+                self._step_some({id(parameter)}, **kwargs)
+                for states, part in portions:
+                    states.move_in(part)
+        else:
+            self._step_some({id(p) for p in shard.parameters}, **kwargs)
         for states, part in portions:
             states.settle(part)
         used = {id(p) for group in self._optimizer.param_groups for p in group["params"]}

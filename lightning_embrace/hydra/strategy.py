@@ -16,16 +16,18 @@ from lightning_embrace.hydra.building import built_on_disk
 from lightning_embrace.hydra.config import Blocks, HydraConfig
 from lightning_embrace.hydra.constants import Constants
 from lightning_embrace.hydra.folders import FoldersMixin
+from lightning_embrace.hydra.heap import map_large_ones
 from lightning_embrace.hydra.interrupts import Interrupts
 from lightning_embrace.hydra.ledger import Ledger
 from lightning_embrace.hydra.partition import divide
 from lightning_embrace.hydra.pilot import Pilot
-from lightning_embrace.hydra.plan import Planned
-from lightning_embrace.hydra.planning import default_sizes, glue_room, plan_of, tensor_bytes
+from lightning_embrace.hydra.plan import DoesNotFitError, Planned
+from lightning_embrace.hydra.planning import default_sizes, glue_room, plan_of, smaller_glue_room
 from lightning_embrace.hydra.precision import SpilledPrecision
 from lightning_embrace.hydra.refusals import check_callbacks, check_model, check_optimizers, check_trainer
 from lightning_embrace.hydra.render import show
 from lightning_embrace.hydra.session import Session
+from lightning_embrace.hydra.shapes import Growth, Shapes
 from lightning_embrace.hydra.stepper import Stepper
 from lightning_embrace.hydra.store import Store
 from lightning_embrace.hydra.when import why_second_pass
@@ -73,7 +75,8 @@ class HydraMixin(GoingOnMixin, FoldersMixin):
         self._glue_states = 0
         self._why_second_pass: str | None = None
         self._pilot: Pilot | None = None
-        self._largest_batch = 0
+        self._shapes = Shapes()
+        self._unmap_large_ones: Callable[[], None] | None = None
         self._torn = False
         self._checkpoints: list[str] = []
         self._loader_kind = LoaderKind()
@@ -143,7 +146,8 @@ class HydraMixin(GoingOnMixin, FoldersMixin):
         check_callbacks(trainer.callbacks, self.namespace)
         self._check_saves(trainer)
         self.model = self.precision_plugin.convert_module(self.model)
-        session = self._session = self._open(self.model)
+        self._sizes = default_sizes(self.config, self.root_device)
+        session = self._session = self._open(self.model, glue_room(self._sizes[0]))
         try:
             with self._interrupts.deferred():
                 if self.root_device.type != "cpu":
@@ -152,7 +156,7 @@ class HydraMixin(GoingOnMixin, FoldersMixin):
                 if fitting:
                     with Constants([p for unit in session.units for p in unit.parameters]):
                         self.setup_optimizers(trainer)
-                    self._take_optimizer(session, trainer)
+                    session = self._take_optimizer(session, trainer)
                     self._begin_anew(trainer)
                 self._plan(session, self.model, None)
                 self._check_reader(session, trainer)
@@ -173,30 +177,47 @@ class HydraMixin(GoingOnMixin, FoldersMixin):
         self._at_batch_end = at_batch_end(self.namespace, self._interrupts.deliver)
         trainer.callbacks.append(self._at_batch_end)
 
-    def _open(self, model: Any) -> Session:
-        sizes = self._sizes = default_sizes(self.config, self.root_device)
-        ledgers = {tier: Ledger(tier, size) for tier, size in zip(("device", "host"), sizes)}
+    def _open(self, model: Any, glue: int) -> Session:
+        ledgers = {tier: Ledger(tier, size) for tier, size in zip(("device", "host"), self._sizes)}
         store = Store(self.root_device, ledgers["host"], self.config.disk)
-        parts = divide(model, self.config.blocks, glue_room(sizes[0]))
+        parts = divide(model, self.config.blocks, glue)
         session = Session(parts, self.root_device, ledgers, store, self.config.prefetch)
         session.at_boundary = self.at_boundary
         return session
 
-    def _take_optimizer(self, session: Session, trainer: Any) -> None:
+    def _take_optimizer(self, session: Session, trainer: Any) -> Session:
         optimizer = check_optimizers(self.optimizers, self.namespace)
         self._stepper = Stepper(optimizer, session)
+        self._glue_states = self._stepper.plan_states()
+        smaller = smaller_glue_room(session, self._glue_states, self._sizes[0])
+        if smaller is not None:
+            session = self._divide_anew(session, smaller)
+            self._stepper = Stepper(optimizer, session)
+            self._glue_states = self._stepper.plan_states()
         self._why_second_pass = why_second_pass(
             trainer, self.lightning_module, self.precision_plugin, optimizer, self.namespace
         )
-        self._glue_states = self._stepper.plan_states()
         self._stepper.install(in_backward=self._why_second_pass is None)
         self._precision = SpilledPrecision(self.precision_plugin, session)
+        return session
+
+    def _divide_anew(self, session: Session, glue: int) -> Session:
+        """With more of what is outside of blocks as blocks: what the optimizer keeps is known now."""
+        parked = any(unit.place != "device" for unit in session.units)
+        self._session = None
+        session.release()
+        session = self._session = self._open(self.model, glue)
+        if parked:
+            session.park()
+        return session
 
     def _plan(self, session: Session, model: Any, pilot: Pilot | None) -> None:
         states = None if self._stepper is None else self._glue_states
         second_pass = self._why_second_pass is not None
         stepping = 0 if self._stepper is None else self._stepper.temporaries()
         planned = plan_of(session, model, self.config, self._sizes, states, pilot, second_pass, stepping)
+        if planned.plan.shards and self.root_device.type == "cpu" and self._unmap_large_ones is None:
+            self._unmap_large_ones = map_large_ones()
         session.apply(planned.plan)
         if planned.plan.disk_bytes and not session.store.direct and not self._said_direct:
             self._said_direct = True
@@ -229,6 +250,7 @@ class HydraMixin(GoingOnMixin, FoldersMixin):
         stepper, self._stepper = self._stepper, None
         precision, self._precision = self._precision, None
         self._glue_states, self._why_second_pass, self._pilot = 0, None, None
+        self._shapes = Shapes()
         if precision is not None:
             precision.remove()
         if stepper is not None:
@@ -240,6 +262,9 @@ class HydraMixin(GoingOnMixin, FoldersMixin):
         if self._at_batch_end in callbacks:
             callbacks.remove(self._at_batch_end)
         self._at_batch_end = None
+        if self._unmap_large_ones is not None:
+            self._unmap_large_ones()
+            self._unmap_large_ones = None
         if session is None:
             return
         try:
@@ -257,7 +282,7 @@ class HydraMixin(GoingOnMixin, FoldersMixin):
         session = self._session
         if session is None:
             return super().training_step(*args, **kwargs)
-        self._plan_ahead(session, tensor_bytes((args, kwargs)))
+        self._plan_ahead(session, self._shapes.add((args, kwargs)))
         session.begin("training")
         pilot = session.pilot
         with nullcontext() if pilot is None else pilot.around(session.partition.glue):
@@ -265,8 +290,8 @@ class HydraMixin(GoingOnMixin, FoldersMixin):
         session.expect_backward(stepping=True)
         return output
 
-    def _plan_ahead(self, session: Session, batch_bytes: int) -> None:
-        """The first step is measured, and the plan follows; so it does where a batch is larger, or more is trained."""
+    def _plan_ahead(self, session: Session, growth: Growth | None) -> None:
+        """The first step is measured, and the plan follows; so it is where a batch is larger, or more is trained."""
         changed = self._stepper is not None and self._stepper.has_changed()
         if changed:
             assert self._stepper is not None
@@ -275,16 +300,25 @@ class HydraMixin(GoingOnMixin, FoldersMixin):
             if changed:
                 self._plan(session, self.model, None)
             self._pilot = session.pilot = Pilot(self.root_device)
-            self._largest_batch = batch_bytes
             return
-        measured, session.pilot = session.pilot is not None, None
-        if measured or changed or batch_bytes > self._largest_batch:
-            self._pilot.scale(batch_bytes / max(1, self._largest_batch))
-            self._largest_batch = max(batch_bytes, self._largest_batch)
+        measured, session.pilot = session.pilot, None
+        if measured is not None and measured is not self._pilot:
+            self._pilot.include(measured)
+        if growth is not None:
+            self._plan_for_larger(session, self._pilot, growth)
+            session.pilot = Pilot(self.root_device)
+        elif measured is not None or changed:
             self._plan(session, self.model, self._pilot)
-        if measured:
+        if measured is self._pilot:
             assert self.lightning_module is not None and self.planned is not None
             show(self.planned, self._why_second_pass, self.lightning_module.trainer.progress_bar_callback)
+
+    def _plan_for_larger(self, session: Session, pilot: Pilot, growth: Growth) -> None:
+        """Until it is measured: it may grow with the square of a side, as attention does, if there is room for that."""
+        try:
+            self._plan(session, self.model, pilot.guess(growth.nbytes * growth.side))
+        except DoesNotFitError:
+            self._plan(session, self.model, pilot.guess(growth.nbytes))
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """The user's validation step, without a tape."""

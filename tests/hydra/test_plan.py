@@ -132,5 +132,17 @@ def test_what_computing_takes() -> None:
     pilot.inputs.update({"a": 10, "b": 20})
     assert pilot.working(stepping=100) == 1500 + 70 + 30
     assert pilot.working(stepping=2000) == 2000 + 70 + 30
-    pilot.scale(2)
-    assert pilot.working(stepping=100) == 2 * (1500 + 70 + 30)
+    assert pilot.guess(2).working(stepping=100) == 2 * (1500 + 70 + 30)
+
+
+def test_what_a_larger_batch_may_take() -> None:
+    """It was not run, so nothing is said to be worth keeping; once it was, the larger of both counts."""
+    pilot, other = Pilot(torch.device("cpu")), Pilot(torch.device("cpu"))
+    for measured, a, b in ((pilot, 100, 40), (other, 70, 50)):
+        measured.activations.update({"a": a, "b": b})
+        measured.calls.update({"a": 1, "b": 1})
+        measured.largest = max(a, b)
+    guess = pilot.guess(3)
+    assert guess.activations == {"a": 300, "b": 120} and not guess.calls and guess.largest == 300
+    pilot.include(other)
+    assert pilot.activations == {"a": 100, "b": 50} and pilot.calls == {"a": 1, "b": 1} and pilot.largest == 100
