@@ -1,8 +1,8 @@
-"""One call of a block: run once without keeping activations, and again in backward."""
+"""One call of a block: its graph is kept until backward, or it is run again there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,8 @@ from lightning_embrace.hydra.arguments import Packed
 from lightning_embrace.hydra.attributes import Moment
 from lightning_embrace.hydra.autocast import Autocast, without_cache
 from lightning_embrace.hydra.errors import BlockError
-from lightning_embrace.hydra.graphs import leaf_of, leaked, saving_is_hooked, without_saving
+from lightning_embrace.hydra.graphs import leaf_of, leaked, root_of, saving_is_hooked, without_saving
+from lightning_embrace.hydra.kept import Kept
 from lightning_embrace.hydra.randomness import Randomness
 from lightning_embrace.hydra.results import outside_of_graphs, own_memory, same_sums, sums
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Call:
-    """A call whose activations are computed again.
+    """A call whose activations are kept where there is room, and else computed again.
 
     Args:
         block: Whose.
@@ -39,15 +40,17 @@ class Call:
         self._attributes: Moment | None = None
         self._passed: dict[int, int] = {}  # by place in the result: the argument that is returned as it is
         self._result: Packed | None = None
-        self._holding = False
-        self._held: tuple[list[Tensor], tuple[Tensor, ...]] | None = None
+        self._kept: Kept | None = None
+        self._graph: tuple[list[Tensor], Callable[[Sequence[Tensor | None]], None]] | None = None
         self._going_back = False
         self._sums: list[tuple[float, float]] | None = None
         #: of what it has made, whether gradients flow through it
         self.differentiable: list[bool] = []
+        #: what its activations take, while they are kept
+        self.kept_bytes = 0
 
     def first_run(self) -> tuple[Tensor, ...]:
-        """Runs the block, with a graph that keeps nothing.
+        """Runs the block, with a graph that keeps what backward needs, or nothing.
 
         Returns:
             The tensors that it has made, without a graph.
@@ -60,11 +63,10 @@ class Call:
         versions = [t._version for t in given]
         randomness = Randomness(block.device, block.generators)
         block.buffers.before()
-        with block.attributes.cut() as self._attributes, block.keeper.forward_of(block), without_cache():
-            self._holding = not saving_is_hooked() and block.keeper.may_hold(self)
+        with block.attributes.cut() as self._attributes, block.keeper.forward_of(block):
             inputs = self._leaves(given)
             args, kwargs = self._rebuild(inputs)
-            with torch.enable_grad() if self._holding else without_saving(block.name):
+            with self._recorded(given) as kept:
                 result = own_memory(block.forward(*args, **kwargs), block.parameters)
         self._changed = block.buffers.after()
         if randomness.keep_what_moved():
@@ -78,18 +80,37 @@ class Call:
         if not block.checked:
             self._sums = sums(made)
         if any(self.differentiable):
+            if kept is not None and kept.usable:
+                self._keep(kept, inputs, made)
             block.keeper.taped(block, given)
-            if self._holding:
-                self._held = inputs, made
-        else:
-            self.let_go()
         return tuple(outside_of_graphs(made))
+
+    @contextmanager
+    def _recorded(self, given: Sequence[Tensor]) -> Iterator[Kept | None]:
+        """Around the first run; returns what its graph keeps, or None."""
+        block = self.block
+        if block.checked and block.keeper.room(block) is not None and not saving_is_hooked():
+            kept = Kept(block.name, block.parameters, given)
+            with kept.recording():
+                yield kept
+        else:
+            with without_cache(), without_saving(block.name):
+                yield None
+
+    def _keep(self, kept: Kept, inputs: list[Tensor], made: Sequence[Tensor]) -> None:
+        """Keeps the graph, unless it has saved more than there is room for."""
+        room = self.block.keeper.room(self.block)
+        if room is None or kept.nbytes > room:
+            return
+        self._kept, self._graph = kept, (inputs, root_of(made))
+        self.kept_bytes = kept.nbytes
+        self.block.keeper.kept(self)
 
     def let_go(self) -> None:
         """Forgets its activations; they are computed again if they are needed."""
-        self._held = None
-        if self._holding:
-            self._holding = False
+        kept, self._kept, self._graph = self._kept, None, None
+        if kept is not None:
+            kept.forget()
             self.block.keeper.released(self)
 
     def result(self, made: Sequence[Tensor]) -> Any:
@@ -115,19 +136,18 @@ class Call:
             Gradients of what it was given. Those of parameters are accumulated.
         """
         block = self.block
-        with block.keeper.backward_of(block):
-            if self._held is not None:
-                inputs, made = self._held
-                block.checked = True
-            else:
+        with block.keeper.backward_of(self, tensors):
+            if self._graph is None:
                 inputs = self._leaves(tensors)
                 made = self._made(block.pack(self._again(inputs), "returns").tensors)
                 self._check_again(made, len(gradients))
-            pairs = [(m, g) for m, g in zip(made, gradients) if g is not None and m.requires_grad]
+                go_back = root_of(made)
+                del made
+            else:
+                inputs, go_back = self._graph
             with self._on_the_way_back():
-                if pairs:
-                    torch.autograd.backward([m for m, _ in pairs], [g for _, g in pairs])
-            del made, pairs
+                go_back(gradients)
+            del go_back
             self.let_go()
         return [t.grad for t in inputs]
 
@@ -150,7 +170,8 @@ class Call:
         self._going_back = True
         self.block.going_back += 1
         try:
-            yield
+            with nullcontext() if self._kept is None else self._kept.opened():
+                yield
         finally:
             self._going_back = False
             self.block.going_back -= 1

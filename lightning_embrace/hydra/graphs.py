@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,6 +49,44 @@ def leaf_of(tensor: Tensor, reached: Callable[[], None]) -> Tensor:
     if leaf.requires_grad:
         leaf.register_hook(lambda gradient: reached())
     return leaf
+
+
+def root_of(made: Sequence[Tensor]) -> Callable[[Sequence[Tensor | None]], None]:
+    """The way back through a graph, which holds none of the tensors that it begins at.
+
+    Args:
+        made: What somebody is given of the graph's results.
+
+    Returns:
+        Goes back, once, and is given the gradients of these.
+    """
+    ends = [index for index, tensor in enumerate(made) if tensor.requires_grad]
+    arrived: list[Tensor | None] = []
+    if not ends:
+        return lambda gradients: None
+    with torch.enable_grad():
+        root: Tensor = _Root.apply(arrived, *(made[index] for index in ends))  # type: ignore[no-untyped-call]
+
+    def go_back(gradients: Sequence[Tensor | None]) -> None:
+        arrived.extend(gradients[index] for index in ends)
+        if any(gradient is not None for gradient in arrived):
+            root.backward()
+        arrived.clear()
+
+    return go_back
+
+
+class _Root(torch.autograd.Function):
+    """One number that depends on several tensors, whose gradients somebody else has."""
+
+    @staticmethod
+    def forward(ctx: Any, arrived: list[Tensor | None], *made: Tensor) -> Tensor:
+        ctx.arrived = arrived
+        return made[0].new_zeros((), dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, nothing: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *ctx.arrived
 
 
 def leaked(block: str) -> BlockError:

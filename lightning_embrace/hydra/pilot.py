@@ -20,8 +20,8 @@ class Pilot:
         device: Where blocks run.
 
     Attributes:
-        activations: By block, bytes that its calls save when they run with a graph.
-        largest: Of one call.
+        activations: By block, bytes that its calls save when they run with a graph, beside what they are given.
+        largest: Of one call, and of what it is given.
         computing: What one call was seen to take at most, beside the parameters' gradients; on CUDA.
         inputs: By block, bytes of what its calls are given.
         calls: By block.
@@ -74,18 +74,19 @@ class Pilot:
                 self.inputs[block] += tensor.untyped_storage().nbytes()
 
     @contextmanager
-    def inside(self, block: str, known: Collection[Tensor]) -> Iterator[None]:
+    def inside(self, block: str, known: Collection[Tensor], given: Iterable[Tensor]) -> Iterator[None]:
         """Around the second run of a block.
 
         Args:
             block: Its name.
             known: Its parameters, which are saved as well, and counted elsewhere.
+            given: What the call is given.
         """
+        inputs = {_key(t) for t in given}
         with _counting({_key(t) for t in known}) as saved, self._watching(known):
             yield
-        nbytes = sum(saved.values())
-        self.activations[block] += nbytes
-        self.largest = max(self.largest, nbytes)
+        self.activations[block] += sum(nbytes for key, nbytes in saved.items() if key not in inputs)
+        self.largest = max(self.largest, sum(saved.values()))
 
     @contextmanager
     def _watching(self, known: Collection[Tensor]) -> Iterator[None]:

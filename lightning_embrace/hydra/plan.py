@@ -30,8 +30,7 @@ class UnitCost:
         weights: Of its parameters.
         gradients: Of those that are trained.
         states: Of what the optimizer keeps for them.
-        activations: Of its calls in one step, if they are kept.
-        inputs: Of what its calls are given, which is kept where they are not.
+        activations: Of its calls in one step, if they are kept: beside what they are given, which is kept in any case.
         calls: In a step; 0 where that is not known yet.
     """
 
@@ -40,7 +39,6 @@ class UnitCost:
     gradients: int
     states: int
     activations: int = 0
-    inputs: int = 0
     calls: int = 0
 
     @property
@@ -81,7 +79,8 @@ class Plan:
 
     Attributes:
         places: By unit.
-        kept: By unit, whether activations are kept instead of computed again; only of units on the device.
+        kept: By unit, whether activations are kept instead of computed again.
+        activations: By unit, what they take.
         shards: Of the units that are not on the device: which move together.
         slots: How many shards the device has room for at a time.
         slot_bytes: Of each: weights and states.
@@ -93,6 +92,7 @@ class Plan:
 
     places: tuple[Place, ...]
     kept: tuple[bool, ...]
+    activations: tuple[int, ...]
     shards: tuple[tuple[int, ...], ...]
     slots: int
     slot_bytes: int
@@ -125,29 +125,30 @@ def make_plan(units: Sequence[UnitCost], budget: Budget) -> Plan:
     """
     free = budget.device - budget.glue - budget.working
     places: list[Place] = ["device"] * len(units)
+    kept = [False] * len(units)
     slots = slot_bytes = gradient_bytes = packing = 0
-    if sum(u.resident for u in units) > free:
+    left = free - sum(u.resident for u in units)
+    spilling = left < 0
+    if spilling:
         packing = min(PACKING, max((u.weights for u in units), default=0)) if budget.spilled_gradients else 0
         slots, slot_bytes, gradient_bytes = _slots(units, free - packing, budget)
         left = free - packing - slots * (slot_bytes + gradient_bytes)
-        for index in reversed(range(len(units))):  # the last ones are where forward turns into backward
-            if units[index].resident <= left:
-                left -= units[index].resident
-            else:
-                places[index] = "host"
-    else:
-        left = free - sum(u.resident for u in units)
-    kept = [False] * len(units)
+    # the last ones first: they are where forward turns into backward. What has to be computed again takes longer than
+    # what has to be moved, which is moved while something else computes
     for index in reversed(range(len(units))):
-        unit = units[index]
-        if places[index] == "device" and unit.calls and unit.activations - unit.inputs <= left:
-            left -= max(0, unit.activations - unit.inputs)
+        if units[index].calls and units[index].activations <= left:
+            left -= units[index].activations
             kept[index] = True
+    for index in reversed(range(len(units))) if spilling else ():
+        if units[index].resident <= left:
+            left -= units[index].resident
+        else:
+            places[index] = "host"
     host, disk = _spill(units, places, budget)
     shards = tuple(_pack(units, places, slot_bytes, gradient_bytes))
     return Plan(
-        tuple(places), tuple(kept), shards, min(slots, len(shards)), slot_bytes, gradient_bytes,
-        budget.device - left, host, disk,
+        tuple(places), tuple(kept), tuple(u.activations for u in units), shards, min(slots, len(shards)), slot_bytes,
+        gradient_bytes, budget.device - left, host, disk,
     )  # fmt: skip
 
 

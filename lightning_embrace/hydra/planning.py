@@ -125,19 +125,10 @@ def costs(session: Session, pilot: Pilot | None) -> list[UnitCost]:
     found = []
     for unit, indices in zip(session.units, session.partition.units):
         names = [session.partition.blocks[i].name for i in indices]
-        activations, inputs, calls = (
-            (
-                sum(pilot.activations[n] for n in names),
-                sum(pilot.inputs[n] for n in names),
-                sum(pilot.calls[n] for n in names),
-            )
-            if pilot is not None
-            else (0, 0, 0)
-        )
+        activations = 0 if pilot is None else sum(pilot.activations[n] for n in names)
+        calls = 0 if pilot is None else sum(pilot.calls[n] for n in names)
         found.append(
-            UnitCost(
-                unit.name, unit.weights.nbytes, unit.gradient_bytes, unit.states.nbytes, activations, inputs, calls
-            )
+            UnitCost(unit.name, unit.weights.nbytes, unit.gradient_bytes, unit.states.nbytes, activations, calls)
         )
     return found
 

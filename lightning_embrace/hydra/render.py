@@ -53,7 +53,7 @@ def render_plan(units: Sequence[UnitCost], plan: Plan, budget: Budget, notes: Se
             human(sum(u.weights for u in chosen)),
             human(sum(u.gradients for u in chosen)),
             human(sum(u.states for u in chosen)),
-            "kept" if all(plan.kept[i] for i in indices) else "computed again",
+            _activations([plan.kept[i] for i in indices]),
         )
     return table
 
@@ -75,6 +75,12 @@ def show(planned: Planned, second_pass: str | None, bar: Any = None) -> None:
         if second_pass is not None:
             when = f"shards are stepped in a second pass: {second_pass}"
         console.print(render_plan(planned.units, planned.plan, planned.budget, [when]))
+
+
+def _activations(kept: Sequence[bool]) -> str:
+    if any(kept) and not all(kept):
+        return f"kept of {sum(kept)}, the others' computed again"
+    return "kept" if any(kept) else "computed again"
 
 
 def _rows(plan: Plan) -> list[tuple[str, tuple[int, ...]]]:

@@ -72,7 +72,11 @@ class Session:
         self._resident = 0
         # calls on the tape in this step, and in the one before
         self._taped = self._taped_before = 0
-        self._held: Call | None = None
+        # bytes that may be kept of calls, more than there are now, of units that the plan says; and of any unit's calls
+        self._rooms: dict[Unit, int] = {}
+        self._activations: dict[Unit, int] = {}
+        self._kept: set[Call] = set()
+        self._last: Call | None = None
         self._computing: Shard | None = None
         # the backward of a training step is under way; somebody has gone back before, and may do so again
         self._stepping = self._went_back_early = False
@@ -117,8 +121,11 @@ class Session:
         self.shards = [Shard(n, [self.units[i] for i in indices]) for n, indices in enumerate(plan.shards)]
         self._shard_of = {unit: shard for shard in self.shards for unit in shard.units}
         self._orders.clear()
+        self._activations = dict(zip(self.units, plan.activations))
+        self._rooms = {unit: n for unit, n, kept in zip(self.units, plan.activations, plan.kept) if kept}
         for block in self.blocks:
-            block.kept = plan.kept[self.units.index(self._unit_of_block(block))]
+            unit = self._unit_of_block(block)
+            block.kept = unit.place == "device" and plan.kept[self.units.index(unit)]
         device = self.ledgers["device"]
         device.give(_RESIDENT, self._resident)
         self._resident = plan.device_bytes - plan.slots * (plan.slot_bytes + plan.gradient_bytes)
@@ -233,8 +240,6 @@ class Session:
         if shard is not self._computing:
             self._pass(shard)
         transfer = self.transfer
-        if shard.slot is None and not transfer.has_room:
-            self._let_go()
         transfer.enter(shard)
         try:
             if states:
@@ -258,9 +263,12 @@ class Session:
             yield
 
     @contextmanager
-    def backward_of(self, block: Block) -> Iterator[None]:
+    def backward_of(self, call: Call, tensors: Sequence[Tensor]) -> Iterator[None]:
         """See :class:`~lightning_embrace.hydra.tape.Keeper`."""
+        block = call.block
         shard = self._shard_with(block)
+        if self._last is not None and self._last is not call:
+            self._last.let_go()  # what it takes is needed now
         with ExitStack() as stack:
             if shard is not None:
                 self._went_back_early |= not self._stepping
@@ -269,7 +277,7 @@ class Session:
             else:
                 self._pass(None)
             if self.pilot is not None:
-                stack.enter_context(self.pilot.inside(block.name, block.parameters))
+                stack.enter_context(self.pilot.inside(block.name, block.parameters, tensors))
             yield
             if shard is not None:
                 shard.pending -= 1
@@ -286,28 +294,35 @@ class Session:
         unit = self._unit_of.get(id(tensor))
         return unit is not None and unit.place != "device"
 
-    def may_hold(self, call: Call) -> bool:
+    def room(self, block: Block) -> int | None:
         """See :class:`~lightning_embrace.hydra.tape.Keeper`."""
-        shard = self._shard_with(call.block)
-        if shard is None or self.pilot is not None or self._taped + 1 != self._taped_before:
-            return False
-        if torch.is_autocast_enabled(self.device.type) and torch.is_autocast_cache_enabled():
-            return False  # casts would be shared with what follows
-        assert shard.slot is not None
-        shard.slot.users += 1  # what autograd saves lies in the slot
-        self._held = call
-        return True
+        if self.pilot is not None:
+            return None
+        unit = self._unit_of_block(block)
+        if self._taped + 1 == self._taped_before:  # its backward is likely to come at once: computing has room for it
+            return self._activations[unit]
+        return self._rooms.get(unit)
+
+    def kept(self, call: Call) -> None:
+        """See :class:`~lightning_embrace.hydra.tape.Keeper`."""
+        unit = self._unit_of_block(call.block)
+        if self._rooms.get(unit, -1) < call.kept_bytes:
+            self._last = call
+        else:
+            self._rooms[unit] -= call.kept_bytes
+        self._kept.add(call)
 
     def released(self, call: Call) -> None:
         """See :class:`~lightning_embrace.hydra.tape.Keeper`."""
-        shard = self._shard_with(call.block)
-        assert shard is not None and shard.slot is not None
-        shard.slot.users -= 1
-        self._held = None
+        self._kept.remove(call)
+        if self._last is call:
+            self._last = None
+        else:
+            self._rooms[self._unit_of_block(call.block)] += call.kept_bytes
 
     def _let_go(self) -> None:
-        if self._held is not None:
-            self._held.let_go()
+        for call in list(self._kept):
+            call.let_go()
 
     def taped(self, block: Block, tensors: Sequence[Tensor]) -> None:
         """See :class:`~lightning_embrace.hydra.tape.Keeper`."""

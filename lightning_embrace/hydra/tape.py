@@ -1,4 +1,4 @@
-"""Calls of blocks whose activations are computed again in backward."""
+"""Calls of blocks as nodes of autograd's graph."""
 
 from __future__ import annotations
 
@@ -26,14 +26,17 @@ class Keeper(Protocol):
     def forward_of(self, block: Block) -> AbstractContextManager[None]:
         """Around a run without a tape, or the first of two."""
 
-    def backward_of(self, block: Block) -> AbstractContextManager[None]:
-        """Around the second run and its backward."""
+    def backward_of(self, call: Call, tensors: Sequence[Tensor]) -> AbstractContextManager[None]:
+        """Around the backward of a call, with its second run if there is one, and what it was given."""
 
     def moves(self, tensor: Tensor) -> bool:
         """Whether it is a parameter that is not always on the device."""
 
-    def may_hold(self, call: Call) -> bool:
-        """Whether a call's activations may stay until its backward: it is likely to be the next one."""
+    def room(self, block: Block) -> int | None:
+        """Bytes that the next call of it may keep until its backward; None: it is to be computed again."""
+
+    def kept(self, call: Call) -> None:
+        """They stay."""
 
     def released(self, call: Call) -> None:
         """They are gone."""

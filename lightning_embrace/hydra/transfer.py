@@ -99,11 +99,6 @@ class Transfer:
                 unit.move_in(memory)
         return slot
 
-    @property
-    def has_room(self) -> bool:
-        """Whether a shard could be loaded now."""
-        return self._free() is not None
-
     def leave(self, shard: Shard) -> None:
         """Its weights may go when the slot is needed."""
         assert shard.slot is not None

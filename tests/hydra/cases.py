@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
+from lightning_embrace.hydra.session import Session
 from tests.hydra import zoo
 from tests.hydra.runs import Run, assert_same, fit, hydra
 
@@ -33,16 +36,20 @@ class Case(NamedTuple):
     blocks: Any = "auto"
 
 
-_PLACES = (("host", True), ("disk", False), ("disk", True), ("host", False))
+#: tier, prefetch, and whether activations are kept where there is room
+PLACES = (
+    ("host", True, True), ("disk", False, True), ("disk", True, False), ("host", False, True),
+    ("host", True, False), ("disk", True, True),
+)  # fmt: skip
 _plain: dict[str, Run] = {}
 
 
-def sample(cases: Iterable[str]) -> list[tuple[str, str, bool]]:
-    """Each case once; every fourth one on the same tier, with or without prefetch."""
-    return [(name, *_PLACES[index % 4]) for index, name in enumerate(cases)]
+def sample(cases: Iterable[str]) -> list[tuple[str, str, bool, bool]]:
+    """Each case once; every sixth one on the same tier, with or without prefetch, and with or without activations."""
+    return [(name, *PLACES[index % len(PLACES)]) for index, name in enumerate(cases)]
 
 
-def assert_equals_plain(case: Case, name: str, folder: Path | None, prefetch: bool) -> None:
+def assert_equals_plain(case: Case, name: str, folder: Path | None, prefetch: bool, keep: bool) -> None:
     """Trains twice, and sees to it that the run under Hydra was one that shows something.
 
     Args:
@@ -50,10 +57,12 @@ def assert_equals_plain(case: Case, name: str, folder: Path | None, prefetch: bo
         name: The case's; a plain run is made once for each.
         folder: Of the disk tier; None: what does not fit the device is on the host.
         prefetch: The strategy's.
+        keep: Whether activations are kept where there is room, or all computed again.
     """
     tier = {"disk": folder, "host_memory": "4KiB"} if folder else {}
     strategy = hydra(device_memory=case.device, prefetch=prefetch, blocks=case.blocks, **tier)
-    ours = fit(case.make, strategy, case.data(), **case.arguments())
+    with nullcontext() if keep else patch.object(Session, "room", lambda *_: None):
+        ours = fit(case.make, strategy, case.data(), **case.arguments())
     if name not in _plain:
         _plain[name] = fit(case.make, "auto", case.data(), **case.arguments())
     assert all(map(math.isfinite, _plain[name].losses)), "NaN equals NaN: nothing was shown"

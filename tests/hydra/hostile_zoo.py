@@ -45,6 +45,15 @@ class ReturnsItsInput(Custom):
         return (self.last(h) - y).pow(2).mean()
 
 
+class TwiceInside(Custom):
+    """A layer is used twice in a block: with mixed precision its weight is cast once, and two gradients are summed."""
+
+    class Block(Wrapped):
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = torch.tanh(self.body(torch.tanh(self.body(x))))
+            return made
+
+
 class Results(NamedTuple):
     hidden: Tensor
     nothing: None

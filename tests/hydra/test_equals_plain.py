@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.plugins import MixedPrecision
 
 from tests.hydra import zoo
-from tests.hydra.cases import Case, assert_equals_plain, sample
+from tests.hydra.cases import PLACES, Case, assert_equals_plain, sample
 from tests.hydra.runs import STEPS, Run
 
 
@@ -59,7 +59,7 @@ MODELS = {
     "weight norm": Case(partial(zoo.Stack, make=zoo.weight_norm)),
     "structured": Case(partial(zoo.Structured, slow)),
     "transformer": Case(zoo.Seq2Seq, "150KiB", zoo.sentences),
-    "recurrent": Case(zoo.Recurrent, "165KiB", zoo.sentences),
+    "recurrent": Case(zoo.Recurrent, "180KiB", zoo.sentences),
     "large head": Case(zoo.Language, "200KiB", zoo.sentences),
     "large head, tied": Case(partial(zoo.Language, tied=True), "170KiB", zoo.sentences),
     "mixed dtypes": Case(partial(zoo.MixedDtypes, slow), "70KiB"),
@@ -114,20 +114,19 @@ if hasattr(torch.optim, "Muon"):  # since 2.9; whole matrices, one by one
 CASES = {**MODELS, **TRAINING, **OPTIMIZERS}
 
 
-def check(name: str, tier: str, prefetch: bool, folder: Path) -> None:
-    assert_equals_plain(CASES[name], name, folder if tier == "disk" else None, prefetch)
+def check(name: str, tier: str, prefetch: bool, keep: bool, folder: Path) -> None:
+    assert_equals_plain(CASES[name], name, folder if tier == "disk" else None, prefetch, keep)
 
 
-@pytest.mark.parametrize(("name", "tier", "prefetch"), sample(CASES))
-def test_equals_plain(name: str, tier: str, prefetch: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "tier", "prefetch", "keep"), sample(CASES))
+def test_equals_plain(name: str, tier: str, prefetch: bool, keep: bool, tmp_path: Path) -> None:
     """Twenty steps, bit by bit."""
-    check(name, tier, prefetch, tmp_path)
+    check(name, tier, prefetch, keep, tmp_path)
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("prefetch", [True, False])
-@pytest.mark.parametrize("tier", ["host", "disk"])
+@pytest.mark.parametrize(("tier", "prefetch", "keep"), PLACES)
 @pytest.mark.parametrize("name", CASES)
-def test_everywhere(name: str, tier: str, prefetch: bool, tmp_path: Path) -> None:
-    """The whole list on every tier, with and without prefetch."""
-    check(name, tier, prefetch, tmp_path)
+def test_everywhere(name: str, tier: str, prefetch: bool, keep: bool, tmp_path: Path) -> None:
+    """The whole list on every tier, with and without prefetch, and with and without what there is room to keep."""
+    check(name, tier, prefetch, keep, tmp_path)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from lightning_embrace.hydra.errors import BlockError
 from tests.hydra import hostile_zoo, refused_zoo, zoo
-from tests.hydra.cases import Case, assert_equals_plain, sample
+from tests.hydra.cases import PLACES, Case, assert_equals_plain, sample
 from tests.hydra.runs import QUIET, fit, hydra
 
 
@@ -66,31 +66,32 @@ CASES = {
     "backward inside": Case(hostile_zoo.BackwardInside),
     "two losses": Case(hostile_zoo.TwoLosses),
     "partly precise": Case(hostile_zoo.PartlyPrecise, arguments=lambda: {"precision": "bf16-mixed"}),
+    "twice inside": Case(hostile_zoo.TwiceInside),
+    "twice inside, precise in part": Case(hostile_zoo.TwiceInside, arguments=lambda: {"precision": "bf16-mixed"}),
     "double": Case(hostile_zoo.Double, "150KiB"),
     "skipping": Case(hostile_zoo.Skipping),
     "step hooks": Case(hostile_zoo.StepHooks, "100KiB"),
     "back in validation": Case(
         hostile_zoo.BackInValidation, arguments=lambda: {"val_check_interval": 5, "inference_mode": False}
     ),
-    "functional head": Case(refused_zoo.FunctionalHead, "205KiB", zoo.sentences, blocks=["!words"]),
+    "functional head": Case(refused_zoo.FunctionalHead, "225KiB", zoo.sentences, blocks=["!words"]),
     "lambda": Case(zoo.Stack, arguments=lambda: {"callbacks": [looking()]}, check=second_pass),
     "anomalies": Case(zoo.Random, arguments=lambda: {"detect_anomaly": True}),
     "nested": Case(refused_zoo.PartOutside, blocks=["blocks.*.body.0", "blocks.?"]),
 }
 
 
-@pytest.mark.parametrize(("name", "tier", "prefetch"), sample(CASES))
-def test_equals_plain(name: str, tier: str, prefetch: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "tier", "prefetch", "keep"), sample(CASES))
+def test_equals_plain(name: str, tier: str, prefetch: bool, keep: bool, tmp_path: Path) -> None:
     """Twenty steps, bit by bit."""
-    assert_equals_plain(CASES[name], f"hostile {name}", tmp_path if tier == "disk" else None, prefetch)
+    assert_equals_plain(CASES[name], f"hostile {name}", tmp_path if tier == "disk" else None, prefetch, keep)
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("prefetch", [True, False])
-@pytest.mark.parametrize("tier", ["host", "disk"])
+@pytest.mark.parametrize(("tier", "prefetch", "keep"), PLACES)
 @pytest.mark.parametrize("name", CASES)
-def test_everywhere(name: str, tier: str, prefetch: bool, tmp_path: Path) -> None:
-    assert_equals_plain(CASES[name], f"hostile {name}", tmp_path if tier == "disk" else None, prefetch)
+def test_everywhere(name: str, tier: str, prefetch: bool, keep: bool, tmp_path: Path) -> None:
+    assert_equals_plain(CASES[name], f"hostile {name}", tmp_path if tier == "disk" else None, prefetch, keep)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from lightning_embrace.hydra.plan import Budget, DoesNotFitError, UnitCost, make
 from lightning_embrace.hydra.sizes import parse_bytes
 from lightning_embrace.hydra.traffic import traffic
 
-UNITS = [UnitCost(f"blocks.{i}", 100, 100, 200, activations=50, inputs=10, calls=1) for i in range(5)]
+UNITS = [UnitCost(f"blocks.{i}", 100, 100, 200, activations=40, calls=1) for i in range(5)]
 BUDGET = Budget(device=3000, host=10_000, disk=False, glue=100, working=100, prefetch=True, spilled_gradients=False)
 
 
@@ -35,13 +35,29 @@ def test_what_was_not_measured_is_not_kept() -> None:
 
 def test_two_slots_and_what_is_left_stays() -> None:
     """Room for two shards, weights and states, with their gradients; the last blocks that fit beside them stay."""
-    plan = make_plan(UNITS, replace(BUDGET, device=200 + 2 * 400 + 450))
+    units = [replace(u, calls=0, activations=0) for u in UNITS]
+    plan = make_plan(units, replace(BUDGET, device=200 + 2 * 400 + 450))
     assert (plan.slots, plan.slot_bytes, plan.gradient_bytes) == (2, 300, 100)
     assert plan.places == ("host",) * 4 + ("device",)
-    assert plan.kept == (False,) * 4 + (True,)
+    assert plan.kept == (False,) * 5
     assert plan.shards == ((0,), (1,), (2,), (3,))
     assert plan.host_bytes == 4 * 300
-    assert plan.device_bytes <= 200 + 2 * 400 + 450
+    assert plan.device_bytes == 200 + 2 * 400 + 400
+
+
+def test_activations_come_before_blocks_that_stay() -> None:
+    """What is computed again costs a third of a step; what moves is moved meanwhile. What is left holds blocks."""
+    budget = replace(BUDGET, device=200 + 2 * 400)
+    for left, kept, places in (
+        (100, (False, False, False, True, True), ("host",) * 5),
+        (599, (True,) * 5, ("host",) * 5),
+        (600, (True,) * 5, ("host",) * 4 + ("device",)),
+    ):
+        plan = make_plan(UNITS, replace(budget, device=budget.device + left))
+        assert (plan.kept, plan.places) == (kept, places), left
+        assert plan.activations == (40,) * 5
+        taken = 40 * sum(kept) + 400 * places.count("device")
+        assert plan.device_bytes == budget.device + taken <= budget.device + left
 
 
 def test_one_slot_where_two_do_not_fit() -> None:

@@ -19,8 +19,8 @@ from lightning_embrace.hydra.tape import Block
 class Keeper:
     """Parameters never leave; counts what happens."""
 
-    def __init__(self, hold: bool = False) -> None:
-        self.hold = hold
+    def __init__(self, keep: bool = False) -> None:
+        self.keep = keep
         self.events: list[str] = []
 
     @contextmanager
@@ -29,7 +29,7 @@ class Keeper:
         yield
 
     @contextmanager
-    def backward_of(self, block: Block) -> Iterator[None]:
+    def backward_of(self, call: Any, tensors: Any) -> Iterator[None]:
         self.events.append("backward")
         yield
 
@@ -39,15 +39,20 @@ class Keeper:
     def moves(self, tensor: Tensor) -> bool:
         return False
 
-    def may_hold(self, call: Any) -> bool:
-        return self.hold
+    def room(self, block: Block) -> int | None:
+        return 1 << 20 if self.keep else None
+
+    def kept(self, call: Any) -> None:
+        self.events.append("kept")
 
     def released(self, call: Any) -> None:
         self.events.append("released")
 
 
-def block_of(module: nn.Module, hold: bool = False) -> Block:
-    return Block("the.block", module, next(module.parameters()), Keeper(hold), torch.device("cpu"))
+def block_of(module: nn.Module, keep: bool = False) -> Block:
+    block = Block("the.block", module, next(module.parameters()), Keeper(keep), torch.device("cpu"))
+    block.checked = keep  # it has run twice before
+    return block
 
 
 class Body(nn.Linear):
@@ -65,8 +70,8 @@ def linear(x: Tensor, module: nn.Linear) -> Tensor:
     return nn.functional.linear(x, module.weight, module.bias)
 
 
-@pytest.mark.parametrize("hold", [False, True])
-def test_gradients(hold: bool) -> None:
+@pytest.mark.parametrize("keep", [False, True])
+def test_gradients(keep: bool) -> None:
     """Of parameters and inputs, also where only some outputs are used and the output is changed in place."""
     module = Body(lambda m, x, y: (torch.tanh(linear(x, m)) * y, x.sum(), y > 0))
     x, y = torch.randn(4, 3, requires_grad=True), torch.randn(4, 3)
@@ -75,7 +80,7 @@ def test_gradients(hold: bool) -> None:
     expected = [t.grad for t in (module.weight, module.bias, x)]
     for t in (module.weight, module.bias, x):
         t.grad = None
-    block = block_of(module, hold)
+    block = block_of(module, keep)
     made, _, positive = block(x, y)
     assert positive.dtype == torch.bool and not positive.requires_grad
     made += 0

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from lightning_embrace.hydra.errors import BlockError
 from tests.hydra import transformers_zoo, zoo
-from tests.hydra.cases import Case, assert_equals_plain, sample
+from tests.hydra.cases import PLACES, Case, assert_equals_plain, sample
 from tests.hydra.runs import QUIET, hydra
 
 
@@ -32,18 +32,17 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("name", "tier", "prefetch"), sample(CASES))
-def test_equals_plain(name: str, tier: str, prefetch: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "tier", "prefetch", "keep"), sample(CASES))
+def test_equals_plain(name: str, tier: str, prefetch: bool, keep: bool, tmp_path: Path) -> None:
     """Twenty steps, bit by bit, dropout included."""
-    assert_equals_plain(CASES[name], name, tmp_path if tier == "disk" else None, prefetch)
+    assert_equals_plain(CASES[name], name, tmp_path if tier == "disk" else None, prefetch, keep)
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("prefetch", [True, False])
-@pytest.mark.parametrize("tier", ["host", "disk"])
+@pytest.mark.parametrize(("tier", "prefetch", "keep"), PLACES)
 @pytest.mark.parametrize("name", CASES)
-def test_equals_plain_everywhere(name: str, tier: str, prefetch: bool, tmp_path: Path) -> None:
-    assert_equals_plain(CASES[name], name, tmp_path if tier == "disk" else None, prefetch)
+def test_equals_plain_everywhere(name: str, tier: str, prefetch: bool, keep: bool, tmp_path: Path) -> None:
+    assert_equals_plain(CASES[name], name, tmp_path if tier == "disk" else None, prefetch, keep)
 
 
 @pytest.mark.parametrize("kind", [transformers_zoo.GPT2, transformers_zoo.Llama, transformers_zoo.T5])
