@@ -10,6 +10,7 @@ import cloudpickle
 
 from lightning_embrace.fleet.conductor import Conductor
 from lightning_embrace.fleet.config import FleetConfig, Shares
+from lightning_embrace.fleet.gantt import write_gantt
 from lightning_embrace.fleet.layout import CHECKPOINT
 from lightning_embrace.fleet.lease import Lease, LeaseBook
 from lightning_embrace.fleet.manifest import NAME, Entry, Manifest, alone_in
@@ -38,7 +39,8 @@ class HydraFleet:
         max_wait: Seconds after which a task that waits goes before all others; None: whatever the policy says.
         hang_limit: Seconds of silence after which a task that trains is ended, or ten times its longest shard if that
             is longer; None: never.
-        folder: For ``fleet.json``, and a folder for each task with its log, its checkpoint and its loggers.
+        folder: For ``fleet.json``, ``gantt.json`` and ``gantt.png`` (who had which device when; the picture where
+            matplotlib is installed), and a folder for each task with its log, its checkpoint and its loggers.
         checkpoint_every: Optimizer steps between two checkpoints of a task; None: one at the end of each epoch.
         accelerator: ``"cpu"`` or ``"cuda"``.
         seed: Each task's process begins with ``seed_everything(seed)``. Also of the policy ``"random"``.
@@ -141,6 +143,7 @@ class HydraFleet:
             finally:
                 conductor.close()
                 self.leases, self.yields = book.leases, conductor.yields
+                write_gantt(self.leases, book.devices, config.folder)
         if signals.count:
             raise KeyboardInterrupt(
                 f"the fleet was interrupted; HydraFleet(...).fit(resume=True) goes on in {config.folder}"

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from lightning_embrace.fleet.fleet import HydraFleet
 from lightning_embrace.fleet.policy import POLICIES
 from tests.fleet import zoo
 from tests.fleet.runs import assert_as_plain, assert_nothing_left, fleet_of
+
+
+def check_gantt(fleet: HydraFleet) -> None:
+    """The leases of all tasks, of which no two have a device at a time."""
+    content = json.loads((fleet.config.folder / "gantt.json").read_text())
+    assert {lease["task"] for lease in content["leases"]} == set(fleet.tasks)
+    assert len(content["leases"]) == len(fleet.leases) and content["leases"][0]["start"] == 0.0
+    assert set(content["idle"]) == set(fleet.config.names)
+    assert (fleet.config.folder / "gantt.png").read_bytes().startswith(b"\x89PNG")
 
 
 def check(policy: str, tasks: int, devices: int, folder: Path) -> None:
@@ -23,6 +34,7 @@ def check(policy: str, tasks: int, devices: int, folder: Path) -> None:
     assert all(Path(r.checkpoint_path or "").is_file() and "val_loss" in r.metrics for r in results)
     assert_nothing_left(fleet.config.folder)
     assert "2 ×" in (fleet.config.folder / "task 0" / "log.txt").read_text(), "no shard has moved"
+    check_gantt(fleet)
     yields = sum(fleet.yields.values())
     if policy == "task":
         assert yields == 0 and len(fleet.leases) == tasks
