@@ -195,6 +195,8 @@ class Conductor:
 
     def _enter(self, entry: Entry, live: Live, ending: str, log: Path) -> None:
         outcome = live.outcome
+        if live.trains:
+            entry.step, entry.loss = live.progress.step, live.progress.loss
         if isinstance(outcome, Finished):
             entry.state, entry.metrics = "finished", dict(outcome.metrics)
         elif isinstance(outcome, Stopped) or (self._stopping and outcome is None):

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from time import monotonic
 
 import cloudpickle
 
+from lightning_embrace.fleet.board import Scorer
 from lightning_embrace.fleet.conductor import Conductor
 from lightning_embrace.fleet.config import FleetConfig, Shares
+from lightning_embrace.fleet.display import Watch, display_for
 from lightning_embrace.fleet.gantt import write_gantt
 from lightning_embrace.fleet.layout import CHECKPOINT
 from lightning_embrace.fleet.lease import Lease, LeaseBook
@@ -42,6 +45,7 @@ class HydraFleet:
         folder: For ``fleet.json``, ``gantt.json`` and ``gantt.png`` (who had which device when; the picture where
             matplotlib is installed), and a folder for each task with its log, its checkpoint and its loggers.
         checkpoint_every: Optimizer steps between two checkpoints of a task; None: one at the end of each epoch.
+        progress: Show a table of tasks and devices, in a terminal or a notebook. False, and elsewhere: lines.
         accelerator: ``"cpu"`` or ``"cuda"``.
         seed: Each task's process begins with ``seed_everything(seed)``. Also of the policy ``"random"``.
 
@@ -65,6 +69,7 @@ class HydraFleet:
         hang_limit: float | None = 300.0,
         folder: str | Path = "fleet",
         checkpoint_every: int | None = None,
+        progress: bool = True,
         accelerator: str = "cpu",
         seed: int = 0,
     ) -> None:
@@ -84,6 +89,7 @@ class HydraFleet:
             seed,
         )
         self.tasks = named(tasks)
+        self.progress = progress
         #: who had which device when, in the last fit
         self.leases: list[Lease] = []
         #: how often each task gave its device away amid a batch, in the last fit
@@ -134,14 +140,18 @@ class HydraFleet:
             shares.seats,
             config.hang_limit,
         )
+        own = {name: manifest.entries[name] for name in self.tasks}
+        watch = Watch(Scorer(own, conductor.live, book, monotonic()).board, display_for(self.progress))
         with StopSignals() as signals:
             try:
                 while not conductor.is_over and signals.count < 2:
+                    watch.look()
                     conductor.turn()
                     if signals.count:
                         conductor.stop()
             finally:
                 conductor.close()
+                watch.close()
                 self.leases, self.yields = book.leases, conductor.yields
                 write_gantt(self.leases, book.devices, config.folder)
         if signals.count:

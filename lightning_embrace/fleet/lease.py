@@ -127,6 +127,15 @@ class LeaseBook:
         """The task that has it, by device."""
         return dict(self._holders)
 
+    def running(self, now: float) -> list[Lease]:
+        """Leases that have not ended, as if they did now.
+
+        Args:
+            now: Seconds.
+        """
+        holders = ((device, task, self._members[task].granted) for device, task in self._holders.items())
+        return [Lease(task, device, granted, now) for device, task, granted in holders]
+
     # ---- what has happened -------------------------------------------------------------------------------------------
 
     def join(self, task: str, remaining: float, unit: float, device: str | None = None, *, now: float) -> None:

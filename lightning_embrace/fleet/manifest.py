@@ -28,12 +28,16 @@ class Entry:
         attempts: How often it was started.
         metrics: What was logged last, of a finished task.
         error: Why it has failed.
+        step: Of the optimizer, when its process ended last.
+        loss: Of its last batch then, or None.
     """
 
     state: State = "waiting"
     attempts: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     error: str | None = None
+    step: int = 0
+    loss: float | None = None
 
 
 class Manifest:

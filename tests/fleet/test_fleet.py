@@ -42,9 +42,12 @@ def check(policy: str, tasks: int, devices: int, folder: Path) -> None:
         assert yields > 20, f"{fleet.yields}: devices changed hands between batches alone"
 
 
-def test_three_on_two_devices(tmp_path: Path) -> None:
-    """Each is bit-equal to its plain run, and devices changed hands amid batches."""
+def test_three_on_two_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each is bit-equal to its plain run, and devices changed hands amid batches; lines say what became of them."""
     check("fifo", 3, 2, tmp_path)
+    lines = capsys.readouterr().out
+    assert all(f"] task {n}: running" in lines and f"] task {n}: finished, val_loss " in lines for n in range(3))
+    assert "] idle: cpu:0 " in lines
 
 
 def test_two_on_one_device(tmp_path: Path) -> None:
