@@ -1,4 +1,4 @@
-"""``python -m lightning_embrace``: LightningCLI with the strategies registered; ``plan``, and ``consolidate``."""
+"""``python -m lightning_embrace``: LightningCLI with the strategies registered; ``plan``, ``fleet`` and others."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rich.console import Console
 from lightning_embrace.checkpoint.agreement import CheckpointError
 from lightning_embrace.checkpoint.consolidate import consolidate
 from lightning_embrace.dryrun import plan_of
+from lightning_embrace.fleet import cli as fleet_cli
 from lightning_embrace.hydra.dryrun import planned_of
 from lightning_embrace.hydra.render import render_plan
 from lightning_embrace.hydra.strategy import HydraMixin
@@ -81,18 +82,21 @@ def consolidate_from(arguments: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Runs ``fit``, ``validate``, ``test``, ``predict`` or ``plan`` from a config or flags, or ``consolidate``.
+    """Runs ``fit``, ``validate``, ``test``, ``predict``, ``plan`` or ``fleet`` from a config or flags; ``consolidate``.
 
     The model is any LightningModule by its class path. So are the data; a model may bring its own loaders instead.
     """
     if sys.argv[1:2] == ["consolidate"]:
         consolidate_from(sys.argv[2:])
         return
+    if sys.argv[1:2] == ["fleet"]:
+        fleet_cli.main(f"{_PROGRAM} fleet", sys.argv[2:])
+        return
     PlanningCLI(
         trainer_class=PlanningTrainer,
         parser_kwargs={
             "prog": _PROGRAM,
-            "description": "Trains a LightningModule; the strategies embrace* are registered. `consolidate DIR FILE`,"
-            " which is not listed here, makes one file of a sharded checkpoint.",
+            "description": "Trains a LightningModule; the strategies embrace* are registered. Not listed here:"
+            " `consolidate DIR FILE` makes one file of a sharded checkpoint, `fleet --config FILE` trains many models.",
         },
     )

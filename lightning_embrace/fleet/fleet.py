@@ -116,7 +116,7 @@ class HydraFleet:
             if manifest.entries and not resume:
                 raise ValueError(
                     f"HydraFleet(folder={str(folder)!r}) has the tasks of a fleet already ({NAME}). Write"
-                    " fit(resume=True) to go on with them, or give another folder."
+                    " fit(resume=True), or --resume, to go on with them, or give another folder."
                 )
             for name in self.tasks:
                 manifest.entries.setdefault(name, Entry())

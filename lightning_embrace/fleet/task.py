@@ -11,9 +11,9 @@ from typing import Any
 import cloudpickle
 
 #: of the Trainer; the fleet chooses them
-_OWNED = ("strategy", "devices", "accelerator", "num_nodes")
+OWNED = ("strategy", "devices", "accelerator", "num_nodes")
 #: of HydraStrategy; the same
-_OWNED_STRATEGY = ("device_memory", "host_memory", "disk", "accelerator", "parallel_devices")
+OWNED_STRATEGY = ("device_memory", "host_memory", "disk", "accelerator", "parallel_devices")
 _NAME = re.compile(r"[A-Za-z0-9_=+,@-][A-Za-z0-9_=+,@. -]*")
 
 
@@ -115,8 +115,8 @@ def named(tasks: Sequence[Task]) -> dict[str, Task]:
 
 def _check_owned(name: str, task: Task) -> None:
     for what, given, owned in (
-        ("trainer_kwargs", task.trainer_kwargs, _OWNED),
-        ("strategy_kwargs", task.strategy_kwargs, _OWNED_STRATEGY),
+        ("trainer_kwargs", task.trainer_kwargs, OWNED),
+        ("strategy_kwargs", task.strategy_kwargs, OWNED_STRATEGY),
     ):
         wrong = [key for key in owned if key in given]
         if wrong:

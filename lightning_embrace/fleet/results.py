@@ -1,0 +1,24 @@
+"""What has come of a fleet, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from lightning_embrace.fleet.task import TaskResult
+
+
+def render_results(results: Sequence[TaskResult]) -> Table:
+    """Draws them; ``rich.print`` shows the table.
+
+    Args:
+        results: Of a fleet.
+    """
+    table = Table()
+    for name in ("task", "", "logged last"):
+        table.add_column(name, overflow="fold")
+    for result in results:
+        logged = ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
+        table.add_row(result.name, "finished" if result.error is None else "failed", logged)
+    return table

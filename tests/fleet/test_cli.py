@@ -1,0 +1,88 @@
+"""``python -m lightning_embrace fleet``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lightning_embrace.cli
+from tests.fleet import zoo
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "configs" / "gpt_fleet.yaml"
+NOISY = {"class_path": "tests.fleet.zoo.Noisy", "init_args": {}}
+DATA = {"class_path": "tests.fleet.zoo.Data"}
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Calls the program in this process; its exit status."""
+    monkeypatch.setattr("sys.argv", ["lightning_embrace", "fleet", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        lightning_embrace.cli.main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def test_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The config that is in the examples, over a few batches: models are larger than their shares of a device."""
+    short = ["--trainer.limit_train_batches=2", "--trainer.limit_val_batches=1", "--grid", '{"model.init_args.lr":[1]}']
+    assert run(monkeypatch, "--config", str(EXAMPLE), "--folder", str(tmp_path), *short) == 0
+    printed = capsys.readouterr().out
+    assert "│ deep,lr=1    │ finished │ train_loss " in printed and "│ shallow,lr=1 │ finished │" in printed
+    logs = [(tmp_path / name / "log.txt").read_text() for name in ("deep,lr=1", "shallow,lr=1")]
+    assert all("for shards" in log for log in logs), "a model has fitted its share"
+
+
+def test_status_and_resume(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A task that fails makes the status 1, and is tried again with ``--resume``; callbacks come from the config."""
+    at = {"class_path": "tests.fleet.zoo.At", "init_args": {"step": 3, "what": "raise", "once": str(tmp_path / "once")}}
+    config: dict[str, Any] = {
+        "devices": 1,
+        "threads": 1,
+        "memory": zoo.MEMORY,
+        "folder": str(tmp_path / "fleet"),
+        "model": NOISY,
+        "data": DATA,
+        "trainer": {"max_epochs": 1, "logger": False},
+        "tasks": [{"name": "good"}, {"name": "bad", "trainer": {"callbacks": [at]}}],
+    }
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps(config))
+    assert run(monkeypatch, "--config", str(path)) == 1
+    printed = capsys.readouterr().out
+    assert "│ bad  │ failed " in printed and "\nbad: ZeroDivisionError: a bug of the user's (after step " in printed
+    assert run(monkeypatch, "--config", str(path)) == 2
+    assert "Write fit(resume=True), or --resume, to go on" in capsys.readouterr().err
+    assert run(monkeypatch, "--config", str(path), "--resume") == 0
+    assert "│ bad  │ finished │ val_loss" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"data": DATA}, "task 'task-0': the following arguments are required: model"),
+        ({"model": {"class_path": "nowhere.Model"}}, "No module named 'nowhere'"),
+        ({"model": {**NOISY, "init_args": {"lr": "much"}}}, "Expected a <class 'float'>. Got value: much"),
+        ({"model": NOISY, "trainer": {"devices": 2}}, "does not accept option 'devices'"),
+        ({"model": NOISY, "strategy": {"disk": "/tmp"}}, "does not accept option 'disk'"),
+        ({"model": NOISY, "policy": "fair"}, "HydraFleet(policy='fair'): allowed are 'lrtf'"),
+        ({"model": NOISY, "tasks": [{"name": ".."}]}, "is no name of a folder"),
+        ({"model": NOISY, "grid": {"lr": [1]}}, "grid: 'lr' is no argument of a task"),
+    ],
+    ids=str,
+)
+def test_refused(
+    config: dict[str, Any],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What is wrong is said before anything is started."""
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps(config))
+    assert run(monkeypatch, "--config", str(path), "--folder", str(tmp_path / "fleet")) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "fleet").exists()
