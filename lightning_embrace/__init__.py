@@ -9,6 +9,7 @@ from lightning_embrace.checkpoint.latest import last_whole_checkpoint  # noqa: E
 from lightning_embrace.comm.control import RankFailedError  # noqa: E402
 from lightning_embrace.dryrun import plan_of  # noqa: E402
 from lightning_embrace.fleet.fleet import HydraFleet  # noqa: E402
+from lightning_embrace.fleet.halving import SuccessiveHalving  # noqa: E402
 from lightning_embrace.fleet.task import Task, TaskResult, grid  # noqa: E402
 from lightning_embrace.horovodrun import HorovodEnvironment  # noqa: E402
 from lightning_embrace.hydra.monitoring import SpillMonitor  # noqa: E402
@@ -25,6 +26,7 @@ __all__ = [
     "HydraStrategy",
     "RankFailedError",
     "SpillMonitor",
+    "SuccessiveHalving",
     "Task",
     "TaskResult",
     "grid",

@@ -162,4 +162,5 @@ def note_of(entry: Entry) -> str:
     """
     if entry.error is not None:
         return entry.error
-    return ", ".join(f"{name} {value:.4g}" for name, value in entry.metrics.items())
+    logged = (f"{name} {value:.4g}" for name, value in entry.metrics.items())
+    return ", ".join([entry.dropped, *logged] if entry.dropped else logged)

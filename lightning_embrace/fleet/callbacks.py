@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lightning_embrace.fleet.layout import CHECKPOINT
 from lightning_embrace.fleet.pace import Pace, Progress
+from lightning_embrace.fleet.protocol import Order, Pause
 from lightning_embrace.fleet.replay import Replay
-from lightning_embrace.fleet.turns import TaskStopped, Turns
+from lightning_embrace.fleet.turns import TaskPaused, TaskStopped, Turns
 from lightning_embrace.namespaces import Namespace
 
 
@@ -20,10 +21,12 @@ class Standing:
 
     Args:
         pace: What is measured.
+        pause: Up to where it goes.
     """
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: Pace, pause: Pause | None) -> None:
         self._pace = pace
+        self._pause = pause
         self._step = 0
         self._loss: Tensor | None = None
         self._left = math.inf
@@ -39,7 +42,7 @@ class Standing:
         self._step = int(trainer.global_step)
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         self._loss = loss.detach() if isinstance(loss, Tensor) and loss.numel() == 1 else None
-        self._left = batches_left(trainer)
+        self._left = min(batches_left(trainer), batches_to(self._pause, trainer))
 
     def progress(self) -> Progress:
         """What the fleet is told."""
@@ -67,6 +70,27 @@ def batches_left(trainer: Any) -> float:
     if trainer.max_steps >= 0:
         left = min(left, (trainer.max_steps - trainer.global_step) * trainer.accumulate_grad_batches)
     return max(0.0, left)
+
+
+def batches_to(pause: Pause | None, trainer: Any) -> float:
+    """Training batches until then; ``inf``: not known, or there is none.
+
+    Args:
+        pause: Of the task.
+        trainer: In a fit.
+    """
+    if pause is None:
+        return math.inf
+    if pause.unit == "steps":
+        left: float = (pause.at - trainer.global_step) * trainer.accumulate_grad_batches
+    else:
+        left = pause.at * trainer.num_training_batches - trainer.fit_loop.epoch_loop.total_batch_idx - 1
+    return max(0.0, left)
+
+
+def metrics_of(trainer: Any) -> dict[str, float]:
+    """What was logged last."""
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
 class _TakesTurns:
@@ -104,10 +128,11 @@ class _KeepsCheckpoint:
     validation nor the end of an epoch follow, after validation, and after an epoch.
     """
 
-    def __init__(self, path: Path, every: int | None, turns: Turns, replay: Replay) -> None:
-        self.path = path
-        self.dirpath = path.parent
-        self._every = every
+    def __init__(self, order: Order, turns: Turns, replay: Replay) -> None:
+        self.path = order.folder / CHECKPOINT
+        self.dirpath = order.folder
+        self._every = order.checkpoint_every
+        self._pause = order.pause
         self._turns = turns
         self._replay = replay
         self._trainer: Any = None
@@ -140,23 +165,50 @@ class _KeepsCheckpoint:
             self._at_safe_point(trainer)
 
     def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
-        if self._every is None and not trainer.should_stop:
+        saved = self._every is None and not trainer.should_stop
+        if saved:
             self._save(trainer)
         if not trainer.fit_loop.done:
-            self._at_safe_point(trainer)
+            self._at_safe_point(trainer, trainer.current_epoch + 1, saved)
 
     def on_train_end(self, trainer: Any, *_: Any) -> None:
         if not self._is_new:
             self._save(trainer)
 
-    def _at_safe_point(self, trainer: Any) -> None:
+    def _at_safe_point(self, trainer: Any, epochs: int = 0, saved: bool = False) -> None:
+        """Saves if need be.
+
+        Args:
+            trainer: In a fit.
+            epochs: At an epoch's end: how many are over.
+            saved: It has been saved here.
+        """
         if trainer.should_stop:
             return  # it ends by itself, and no checkpoint says so
-        stopping = self._turns.stopping
-        if stopping or (self._every is not None and trainer.global_step >= self._last_step + self._every):
+        pauses, stopping = self._pauses(trainer, epochs), self._turns.stopping
+        is_due = self._every is not None and trainer.global_step >= self._last_step + self._every
+        if (pauses or stopping or is_due) and not saved:
             self._save(trainer)
+        if pauses:
+            raise TaskPaused(self._score(trainer), metrics_of(trainer))
         if stopping:
             raise TaskStopped
+
+    def _pauses(self, trainer: Any, epochs: int) -> bool:
+        pause = self._pause
+        if pause is None or batches_left(trainer) == 0:
+            return False
+        return (trainer.global_step if pause.unit == "steps" else epochs) >= pause.at
+
+    def _score(self, trainer: Any) -> float:
+        assert self._pause is not None
+        metrics, monitor = metrics_of(trainer), self._pause.monitor
+        if monitor not in metrics:
+            raise ValueError(
+                f"SuccessiveHalving(monitor={monitor!r}): the task has not logged it. Until {self._pause.unit[:-1]}"
+                f" {self._pause.at} it has logged {', '.join(map(repr, metrics)) or 'nothing'}."
+            )
+        return metrics[monitor]
 
     def _save(self, trainer: Any) -> None:
         self._last_step = int(trainer.global_step)
@@ -175,15 +227,14 @@ def takes_turns(namespace: Namespace, turns: Turns, standing: Standing) -> Any:
     return type("TakesTurns", (_TakesTurns, namespace.get("callbacks.Callback")), {})(turns, standing)
 
 
-def keeps_checkpoint(namespace: Namespace, path: Path, every: int | None, turns: Turns, replay: Replay) -> Any:
-    """A callback that saves, and that ends a fit whose fleet ends.
+def keeps_checkpoint(namespace: Namespace, order: Order, turns: Turns, replay: Replay) -> Any:
+    """A callback that saves, and that ends a fit whose fleet ends or that is to pause.
 
     Args:
         namespace: Of Lightning.
-        path: The one checkpoint; it is replaced.
-        every: Optimizer steps between two; None: one at each epoch's end.
+        order: Says where and how often, and where to pause.
         turns: The task's.
         replay: Says how far the training loaders are.
     """
     base = namespace.get("callbacks.Checkpoint")
-    return type("KeepsCheckpoint", (_KeepsCheckpoint, base), {})(path, every, turns, replay)
+    return type("KeepsCheckpoint", (_KeepsCheckpoint, base), {})(order, turns, replay)

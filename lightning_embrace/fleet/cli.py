@@ -10,6 +10,7 @@ from rich.console import Console
 
 from lightning_embrace.fleet.configured import task_of
 from lightning_embrace.fleet.fleet import HydraFleet
+from lightning_embrace.fleet.halving import SuccessiveHalving
 from lightning_embrace.fleet.results import render_results
 from lightning_embrace.fleet.specs import PARTS, SpecError, specs_of
 
@@ -61,6 +62,8 @@ def fleet_of(chosen: Namespace) -> HydraFleet:
     common = {part: own[part] for part in PARTS if own[part] is not None}
     specs = specs_of(common, own["tasks"] or [], own["grid"] or {})
     arguments = {key: value for key, value in given.items() if key not in ("config", "resume")}
+    if arguments["halving"] is not None:
+        arguments["halving"] = SuccessiveHalving(**arguments["halving"])
     return HydraFleet([task_of(name, spec) for name, spec in specs.items()], **arguments)
 
 

@@ -23,6 +23,7 @@ from lightning_embrace.fleet.protocol import (
     Grant,
     Order,
     Outcome,
+    Paused,
     Recall,
     Report,
     Stop,
@@ -71,6 +72,7 @@ class Conductor:
         carrier: Starts them.
         seats: The device of each seat; None: any. There are as many live tasks at most.
         hang_limit: Seconds of silence after which a task that trains hangs; None: it may be silent for ever.
+        judge: Says which paused tasks are to go on now.
         clock: Gives seconds.
     """
 
@@ -83,15 +85,17 @@ class Conductor:
         carrier: Carrier,
         seats: Iterable[str | None],
         hang_limit: float | None,
+        judge: Callable[[], Iterable[str]] = tuple,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._waiting = deque(waiting)
+        self._waiting = deque((*waiting, *judge()))
         self._order = order
         self._manifest = manifest
         self._book = book
         self._carrier = carrier
         self._seats = deque(seats)
         self._hang_limit = hang_limit
+        self._judge = judge
         self._clock = clock
         self._folders: dict[str, Path] = {}
         self._stopping = False
@@ -191,6 +195,8 @@ class Conductor:
         self._book.leave(name, self._clock())
         self._seats.append(live.device)
         self._enter(self._manifest.entries[name], live, ending, self._folders[name] / LOG)
+        if not self._stopping:
+            self._waiting.extend(self._judge())
         self._manifest.write()
 
     def _enter(self, entry: Entry, live: Live, ending: str, log: Path) -> None:
@@ -199,6 +205,9 @@ class Conductor:
             entry.step, entry.loss = live.progress.step, live.progress.loss
         if isinstance(outcome, Finished):
             entry.state, entry.metrics = "finished", dict(outcome.metrics)
+        elif isinstance(outcome, Paused):
+            entry.state, entry.metrics = "paused", dict(outcome.metrics)
+            entry.rungs.append(outcome.score)
         elif isinstance(outcome, Stopped) or (self._stopping and outcome is None):
             entry.state = "interrupted"
         else:

@@ -14,11 +14,13 @@ from lightning_embrace.fleet.conductor import Conductor
 from lightning_embrace.fleet.config import FleetConfig, Shares
 from lightning_embrace.fleet.display import Watch, display_for
 from lightning_embrace.fleet.gantt import write_gantt
+from lightning_embrace.fleet.halving import SuccessiveHalving
 from lightning_embrace.fleet.layout import CHECKPOINT
 from lightning_embrace.fleet.lease import Lease, LeaseBook
 from lightning_embrace.fleet.manifest import NAME, Entry, Manifest, alone_in
 from lightning_embrace.fleet.process import ProcessCarrier
-from lightning_embrace.fleet.protocol import Order
+from lightning_embrace.fleet.protocol import Order, Pause
+from lightning_embrace.fleet.race import Race
 from lightning_embrace.fleet.stopping import StopSignals
 from lightning_embrace.fleet.task import Task, TaskResult, named
 
@@ -45,6 +47,7 @@ class HydraFleet:
         folder: For ``fleet.json``, ``gantt.json`` and ``gantt.png`` (who had which device when; the picture where
             matplotlib is installed), and a folder for each task with its log, its checkpoint and its loggers.
         checkpoint_every: Optimizer steps between two checkpoints of a task; None: one at the end of each epoch.
+        halving: Lets the best tasks go on, and ends the others early; None: all go on.
         progress: Show a table of tasks and devices, in a terminal or a notebook. False, and elsewhere: lines.
         accelerator: ``"cpu"`` or ``"cuda"``.
         seed: Each task's process begins with ``seed_everything(seed)``. Also of the policy ``"random"``.
@@ -69,6 +72,7 @@ class HydraFleet:
         hang_limit: float | None = 300.0,
         folder: str | Path = "fleet",
         checkpoint_every: int | None = None,
+        halving: SuccessiveHalving | None = None,
         progress: bool = True,
         accelerator: str = "cpu",
         seed: int = 0,
@@ -89,6 +93,7 @@ class HydraFleet:
             seed,
         )
         self.tasks = named(tasks)
+        self.halving = halving
         self.progress = progress
         #: who had which device when, in the last fit
         self.leases: list[Lease] = []
@@ -99,8 +104,8 @@ class HydraFleet:
         """Trains all tasks.
 
         Args:
-            resume: Go on with what is in the folder: finished tasks keep their results, those that failed or were
-                interrupted go on from their last checkpoints, the others begin.
+            resume: Go on with what is in the folder: finished tasks keep their results and so do those that halving has
+                ended; those that failed or were interrupted go on from their last checkpoints, the others begin.
 
         Returns:
             In the order of the tasks.
@@ -126,21 +131,27 @@ class HydraFleet:
     def _conduct(self, manifest: Manifest) -> None:
         config = self.config
         self.leases, self.yields = [], Counter()
-        waiting = [name for name in self.tasks if manifest.entries[name].state != "finished"]
-        if not waiting:
+        own = {name: manifest.entries[name] for name in self.tasks}
+        ended = ("finished", "dropped")
+        unfinished = [name for name, entry in own.items() if entry.state not in ended]
+        if not unfinished:
             return
-        shares = config.shares(len(waiting))
+        waiting = [name for name in unfinished if self.halving is None or own[name].state != "paused"]
+        for name in waiting:
+            own[name].state = "waiting"
+        race = Race(self.halving, own)
+        shares = config.shares(len(unfinished))
         book = LeaseBook(config.names, config.policy, config.movable, config.max_wait, config.seed)
         conductor = Conductor(
             waiting,
-            lambda name: self._order(name, manifest.entries[name], shares),
+            lambda name: self._order(name, own[name], shares, race.pause(name)),
             manifest,
             book,
             ProcessCarrier(),
             shares.seats,
             config.hang_limit,
+            race.judge,
         )
-        own = {name: manifest.entries[name] for name in self.tasks}
         watch = Watch(Scorer(own, conductor.live, book, monotonic()).board, display_for(self.progress))
         with StopSignals() as signals:
             try:
@@ -159,7 +170,7 @@ class HydraFleet:
                 f"the fleet was interrupted; HydraFleet(...).fit(resume=True) goes on in {config.folder}"
             )
 
-    def _order(self, name: str, entry: Entry, shares: Shares) -> Order:
+    def _order(self, name: str, entry: Entry, shares: Shares, pause: Pause | None) -> Order:
         config = self.config
         return Order(
             name=name,
@@ -173,8 +184,10 @@ class HydraFleet:
             seed=config.seed,
             checkpoint_every=config.checkpoint_every,
             goes_on=entry.attempts > 0,
+            pause=pause,
         )
 
     def _result(self, name: str, entry: Entry) -> TaskResult:
         path = self.config.folder / name / CHECKPOINT
-        return TaskResult(name, dict(entry.metrics), str(path) if path.exists() else None, entry.error)
+        checkpoint = str(path) if path.exists() else None
+        return TaskResult(name, dict(entry.metrics), checkpoint, entry.error, entry.dropped)

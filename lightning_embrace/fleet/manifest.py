@@ -16,7 +16,7 @@ from lightning_embrace.checkpoint.atomic import written_whole
 NAME = "fleet.json"
 _VERSION = 1
 #: ``running`` of a fleet that is no more: it was killed
-State = Literal["waiting", "running", "finished", "failed", "interrupted"]
+State = Literal["waiting", "running", "finished", "failed", "interrupted", "paused", "dropped"]
 
 
 @dataclass
@@ -26,10 +26,12 @@ class Entry:
     Attributes:
         state: What it does.
         attempts: How often it was started.
-        metrics: What was logged last, of a finished task.
+        metrics: What was logged last, of a task that is finished, paused or dropped.
         error: Why it has failed.
         step: Of the optimizer, when its process ended last.
         loss: Of its last batch then, or None.
+        rungs: Of successive halving: the metric at each that it has reached.
+        dropped: Why it was not to go on, or None.
     """
 
     state: State = "waiting"
@@ -38,6 +40,8 @@ class Entry:
     error: str | None = None
     step: int = 0
     loss: float | None = None
+    rungs: list[float] = field(default_factory=list)
+    dropped: str | None = None
 
 
 class Manifest:

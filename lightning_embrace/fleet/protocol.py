@@ -12,6 +12,21 @@ from lightning_embrace.fleet.pace import Progress
 
 
 @dataclass(frozen=True)
+class Pause:
+    """Where a task saves, and ends for a while.
+
+    Attributes:
+        monitor: The metric that is wanted then.
+        unit: ``"epochs"`` or ``"steps"`` of the optimizer.
+        at: How many, since the task's beginning.
+    """
+
+    monitor: str
+    unit: str
+    at: int
+
+
+@dataclass(frozen=True)
 class Order:
     """A task, and what its process is given of the machine.
 
@@ -27,6 +42,7 @@ class Order:
         seed: What random numbers begin with.
         checkpoint_every: Steps between two checkpoints; None: one at each epoch's end.
         goes_on: Whether to go on from the last checkpoint, if there is one.
+        pause: Where to end for a while; None: nowhere.
     """
 
     name: str
@@ -40,6 +56,7 @@ class Order:
     seed: int
     checkpoint_every: int | None
     goes_on: bool
+    pause: Pause | None = None
 
 
 # ---- from a task's process to its fleet --------------------------------------------------------------------------
@@ -101,7 +118,20 @@ class Stopped:
     """It has ended since it was told to, and can go on from its last checkpoint."""
 
 
-Outcome = Finished | Failed | Stopped
+@dataclass(frozen=True)
+class Paused:
+    """It has come to its pause, and can go on from its last checkpoint.
+
+    Attributes:
+        score: The metric that was wanted.
+        metrics: What was logged last.
+    """
+
+    score: float
+    metrics: Mapping[str, float]
+
+
+Outcome = Finished | Failed | Stopped | Paused
 #: from a task's process
 Report = Ask | Give | Beat | Outcome
 

@@ -20,5 +20,11 @@ def render_results(results: Sequence[TaskResult]) -> Table:
         table.add_column(name, overflow="fold")
     for result in results:
         logged = ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
-        table.add_row(result.name, "finished" if result.error is None else "failed", logged)
+        table.add_row(result.name, _outcome(result), logged)
     return table
+
+
+def _outcome(result: TaskResult) -> str:
+    if result.error is not None:
+        return "failed"
+    return "finished" if result.dropped is None else "dropped"

@@ -52,12 +52,14 @@ class TaskResult:
         metrics: The Trainer's ``callback_metrics`` at the end; empty where there was none.
         checkpoint_path: Of the trained model, or the one with which the task would go on. None: there is none.
         error: What went wrong, and where its log is; None: nothing.
+        dropped: Why successive halving has ended it early; None: it has not.
     """
 
     name: str
     metrics: dict[str, float]
     checkpoint_path: str | None
     error: str | None
+    dropped: str | None = None
 
 
 def grid(make: Callable[..., Task], **values: Iterable[Any]) -> list[Task]:

@@ -11,12 +11,12 @@ import cloudpickle
 import torch
 from lightning.pytorch import seed_everything
 
-from lightning_embrace.fleet.callbacks import Standing, keeps_checkpoint, takes_turns
+from lightning_embrace.fleet.callbacks import Standing, keeps_checkpoint, metrics_of, takes_turns
 from lightning_embrace.fleet.layout import CHECKPOINT
 from lightning_embrace.fleet.pace import Pace
-from lightning_embrace.fleet.protocol import Command, Failed, Finished, Order, Outcome, Report, Stopped
+from lightning_embrace.fleet.protocol import Command, Failed, Finished, Order, Outcome, Paused, Report, Stopped
 from lightning_embrace.fleet.replay import Replay
-from lightning_embrace.fleet.turns import TaskStopped, Turns
+from lightning_embrace.fleet.turns import TaskPaused, TaskStopped, Turns
 from lightning_embrace.namespaces import NAMESPACES, Namespace
 
 _STRATEGIES = {
@@ -36,7 +36,7 @@ class Training:
     def __init__(self, order: Order, send: Callable[[Report], None]) -> None:
         self._order = order
         pace = Pace()
-        self._standing = Standing(pace)
+        self._standing = Standing(pace, order.pause)
         self._turns = Turns(send, self._standing.progress, pace)
 
     def hear(self, command: Command) -> None:
@@ -49,6 +49,8 @@ class Training:
             outcome = self._fit()
         except TaskStopped:
             outcome = Stopped()
+        except TaskPaused as pause:
+            outcome = Paused(pause.score, pause.metrics)
         except BaseException as error:
             traceback.print_exc()
             return Failed("".join(traceback.format_exception_only(error)).strip()[-4000:])
@@ -66,7 +68,7 @@ class Training:
         trainer = self._trainer(namespace, trainer_kwargs, strategy_kwargs, replay)
         path = order.folder / CHECKPOINT
         trainer.fit(module, **data, ckpt_path=str(path) if order.goes_on and path.exists() else None)
-        return Finished({name: float(value) for name, value in trainer.callback_metrics.items()}, str(path))
+        return Finished(metrics_of(trainer), str(path))
 
     def _trainer(
         self, namespace: Namespace, arguments: dict[str, Any], strategy_kwargs: dict[str, Any], replay: Replay
@@ -91,9 +93,8 @@ class Training:
                 "devices": 1,
             }
         )
-        path = order.folder / CHECKPOINT
         # whatever `enable_checkpointing` says: that is for the user's own
-        trainer.callbacks.append(keeps_checkpoint(namespace, path, order.checkpoint_every, self._turns, replay))
+        trainer.callbacks.append(keeps_checkpoint(namespace, order, self._turns, replay))
         return trainer
 
 

@@ -17,6 +17,19 @@ class TaskStopped(BaseException):
     """The fleet ends; the task has saved what it goes on from. Like KeyboardInterrupt, it is no error of anybody's."""
 
 
+class TaskPaused(BaseException):
+    """The task has saved and ends for a while.
+
+    Args:
+        score: The metric that was wanted.
+        metrics: What was logged last.
+    """
+
+    def __init__(self, score: float, metrics: dict[str, float]) -> None:
+        super().__init__()
+        self.score, self.metrics = score, metrics
+
+
 class Turns:
     """Has a device while a task computes.
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import lightning_embrace.cli
+from lightning_embrace import HydraFleet, SuccessiveHalving
 from tests.fleet import zoo
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "configs" / "gpt_fleet.yaml"
@@ -37,7 +38,7 @@ def test_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest
 
 def test_status_and_resume(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A task that fails makes the status 1, and is tried again with ``--resume``; callbacks come from the config."""
-    at = {"class_path": "tests.fleet.zoo.At", "init_args": {"step": 3, "what": "raise", "once": str(tmp_path / "once")}}
+    at = {"class_path": "tests.fleet.zoo.At", "init_args": {"step": 0, "what": "raise", "once": str(tmp_path / "once")}}
     config: dict[str, Any] = {
         "devices": 1,
         "threads": 1,
@@ -46,7 +47,7 @@ def test_status_and_resume(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caps
         "model": NOISY,
         "data": DATA,
         "trainer": {"max_epochs": 1, "logger": False},
-        "tasks": [{"name": "good"}, {"name": "bad", "trainer": {"callbacks": [at]}}],
+        "tasks": [{"name": "bad", "trainer": {"callbacks": [at]}}],
     }
     path = tmp_path / "config.yaml"
     path.write_text(json.dumps(config))
@@ -57,6 +58,18 @@ def test_status_and_resume(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caps
     assert "Write fit(resume=True), or --resume, to go on" in capsys.readouterr().err
     assert run(monkeypatch, "--config", str(path), "--resume") == 0
     assert "│ bad  │ finished │ val_loss" in capsys.readouterr().out
+
+
+def test_halving(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Is an argument of the config, as all others of the fleet are."""
+    made: list[HydraFleet] = []
+    monkeypatch.setattr(HydraFleet, "fit", lambda fleet, resume: made.append(fleet) or [])
+    config = {"model": NOISY, "halving": {"monitor": "val_loss", "every": "20 steps"}, "strategy": {"prefetch": False}}
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    assert run(monkeypatch, "--config", str(tmp_path / "config.yaml"), "--halving.keep=0.25", "--max_live=3") == 0
+    (fleet,) = made
+    assert fleet.halving == SuccessiveHalving("val_loss", "20 steps", 0.25) and fleet.config.max_live == 3
+    assert fleet.tasks["task-0"].strategy_kwargs == {"prefetch": False} and fleet.tasks["task-0"].trainer_kwargs == {}
 
 
 @pytest.mark.parametrize(

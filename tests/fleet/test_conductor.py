@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,19 @@ from lightning_embrace.fleet.conductor import Conductor
 from lightning_embrace.fleet.lease import LeaseBook
 from lightning_embrace.fleet.manifest import Entry, Manifest
 from lightning_embrace.fleet.pace import Progress
-from lightning_embrace.fleet.protocol import Ask, Beat, Failed, Finished, Give, Grant, Order, Recall, Stop, Stopped
+from lightning_embrace.fleet.protocol import (
+    Ask,
+    Beat,
+    Failed,
+    Finished,
+    Give,
+    Grant,
+    Order,
+    Paused,
+    Recall,
+    Stop,
+    Stopped,
+)
 
 
 class Carrier:
@@ -57,6 +70,7 @@ class Fleet:
         seats: int = 2,
         movable: bool = True,
         hang: float | None = 60.0,
+        judge: Callable[[], list[str]] = list,
     ) -> None:
         self.now = 0.0
         self.carrier = Carrier()
@@ -70,7 +84,7 @@ class Fleet:
             return Order(name, folder / name, b"", "cpu", 1, 1, None, 1, 0, None, False)
 
         self.conductor = Conductor(
-            tasks, order, self.manifest, self.book, self.carrier, places, hang, clock=lambda: self.now
+            tasks, order, self.manifest, self.book, self.carrier, places, hang, judge, lambda: self.now
         )
 
     def turn(self, *events: tuple[str, Any]) -> list[Any]:
@@ -160,6 +174,19 @@ def test_stop(tmp_path: Path) -> None:
     assert fleet.turn(("b", ASK)) == [("b", Grant(1))]
     fleet.turn(("b", Finished({}, "p")), ("b", Gone("")))
     assert fleet.conductor.is_over and fleet.states() == "a:interrupted b:finished c:waiting"
+
+
+def test_pauses(tmp_path: Path) -> None:
+    """A task that pauses is gone. The judge lets it go on, at the end of the line, but not while the fleet ends."""
+    judged: list[list[str]] = [[], ["a"], []]
+    fleet = Fleet(tmp_path, "abc", seats=1, judge=lambda: judged.pop(0))
+    assert fleet.turn() == [("start", "a", None)]
+    assert fleet.turn(("a", Paused(1.5, {"loss": 1.5})), ("a", Gone(""))) == [("start", "b", None)]
+    assert fleet.manifest.entries["a"].rungs == [1.5] and fleet.manifest.entries["a"].metrics == {"loss": 1.5}
+    assert fleet.turn(("b", Finished({}, "p")), ("b", Gone(""))) == [("start", "c", None)]
+    fleet.conductor.stop()
+    fleet.turn(("c", Paused(2.0, {})), ("c", Gone("")))
+    assert fleet.states() == "a:paused b:finished c:paused" and judged == [] and fleet.conductor.is_over
 
 
 def test_close(tmp_path: Path) -> None:
