@@ -38,7 +38,7 @@ def jobs_of(shape: Job, disk: str) -> dict[str, Job]:
     block, tables = (4 * parameters_of(shape.dim, *sizes, shape.length) for sizes in ((1, 0), (0, shape.vocabulary)))
     # a block saves some 16 numbers for each that it is given
     activations = shape.layers * 18 * 4 * shape.sequences * shape.length * shape.dim
-    # both tables stay with their gradients, in a quarter of it; beside them are two slots, gradients and all activations
+    # both tables stay with their gradients, in a quarter of it; beside them two slots, gradients and all activations
     spilled = replace(shape, strategy="hydra", device=max(8 * tables, 2 * tables + 6 * block + activations))
     on_disk = replace(spilled, host=1 << 20, disk=disk)
     peers = {
