@@ -98,7 +98,7 @@ class _Emulated:
         if inputs[0].is_meta:
             return self._real(*inputs)
         parameters = [p for p in self._block.parameters() if p.requires_grad]
-        result: Tensor = _Timed.apply(self._times, self._cheap(inputs), *parameters)  # type: ignore[no-untyped-call]
+        result: Tensor = Timed.apply(self._times, self._cheap(inputs), *parameters)  # type: ignore[no-untyped-call]
         return result
 
     def _cheap(self, inputs: tuple[Tensor, ...]) -> Tensor:
@@ -136,7 +136,7 @@ def _fit(x: Tensor, width: int) -> Tensor:
     return x[..., :width]
 
 
-class _Timed(torch.autograd.Function):
+class Timed(torch.autograd.Function):
     """Passes a tensor through, takes its time both ways, and gives the parameters their gradients."""
 
     @staticmethod

@@ -15,6 +15,7 @@ from examples import train_fleet
 SIZES = ["--dim=32", "--layers=6", "--heads=2", "--sequence-length=8", "--batch-size=4", "--max-vocab=40"]
 
 
+@pytest.mark.matrix
 def test_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Two learning rates, in less memory than a model takes; the numbers are a plain Trainer's; a table says them."""
     monkeypatch.chdir(tmp_path)

@@ -10,7 +10,6 @@ import pytest
 
 import lightning_embrace.cli
 from lightning_embrace import HydraFleet, SuccessiveHalving
-from tests.fleet import zoo
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "configs" / "gpt_fleet.yaml"
 NOISY = {"class_path": "tests.fleet.zoo.Noisy", "init_args": {}}
@@ -27,37 +26,24 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 def test_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The config that is in the examples, over a few batches: models are larger than their shares of a device."""
-    short = ["--trainer.limit_train_batches=2", "--trainer.limit_val_batches=1", "--grid", '{"model.init_args.lr":[1]}']
-    assert run(monkeypatch, "--config", str(EXAMPLE), "--folder", str(tmp_path), *short) == 0
-    printed = capsys.readouterr().out
-    assert "│ deep,lr=1    │ finished │ train_loss " in printed and "│ shallow,lr=1 │ finished │" in printed
-    logs = [(tmp_path / name / "log.txt").read_text() for name in ("deep,lr=1", "shallow,lr=1")]
-    assert all("for shards" in log for log in logs), "a model has fitted its share"
+    """The config that is in the examples, over a few batches: models are larger than their shares of a device.
 
-
-def test_status_and_resume(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A task that fails makes the status 1, and is tried again with ``--resume``; callbacks come from the config."""
+    A task that fails makes the status 1, and is tried again with ``--resume``.
+    """
     at = {"class_path": "tests.fleet.zoo.At", "init_args": {"step": 0, "what": "raise", "once": str(tmp_path / "once")}}
-    config: dict[str, Any] = {
-        "devices": 1,
-        "threads": 1,
-        "memory": zoo.MEMORY,
-        "folder": str(tmp_path / "fleet"),
-        "model": NOISY,
-        "data": DATA,
-        "trainer": {"max_epochs": 1, "logger": False},
-        "tasks": [{"name": "bad", "trainer": {"callbacks": [at]}}],
-    }
-    path = tmp_path / "config.yaml"
-    path.write_text(json.dumps(config))
-    assert run(monkeypatch, "--config", str(path)) == 1
+    fleet = ["--config", str(EXAMPLE), "--folder", str(tmp_path / "fleet"), "--grid", '{"model.init_args.lr":[1]}']
+    fleet += ["--trainer.limit_train_batches=2", "--trainer.limit_val_batches=1"]
+    own = {"name": "bad", "model": {"init_args": {"layers": 4}}, "trainer": {"callbacks": [at]}}
+    fleet += ["--tasks", json.dumps([{"name": "deep"}, own])]
+    assert run(monkeypatch, *fleet) == 1
     printed = capsys.readouterr().out
-    assert "│ bad  │ failed " in printed and "\nbad: ZeroDivisionError: a bug of the user's (after step " in printed
-    assert run(monkeypatch, "--config", str(path)) == 2
+    assert "│ deep,lr=1 │ finished │ train_loss " in printed and "│ bad,lr=1  │ failed   │" in printed
+    assert "\nbad,lr=1: ZeroDivisionError: a bug of the user's (after step " in printed
+    assert "for shards" in (tmp_path / "fleet" / "deep,lr=1" / "log.txt").read_text(), "the model has fitted its share"
+    assert run(monkeypatch, *fleet) == 2
     assert "Write fit(resume=True), or --resume, to go on" in capsys.readouterr().err
-    assert run(monkeypatch, "--config", str(path), "--resume") == 0
-    assert "│ bad  │ finished │ val_loss" in capsys.readouterr().out
+    assert run(monkeypatch, *fleet, "--resume") == 0
+    assert "│ bad,lr=1  │ finished │ train_loss" in capsys.readouterr().out
 
 
 def test_halving(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
