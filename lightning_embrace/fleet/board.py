@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from lightning_embrace.fleet.conductor import Live
 from lightning_embrace.fleet.lease import LeaseBook
 from lightning_embrace.fleet.manifest import Entry
+from lightning_embrace.fleet.results import logged
 
 
 @dataclass(frozen=True)
@@ -162,5 +163,5 @@ def note_of(entry: Entry) -> str:
     """
     if entry.error is not None:
         return entry.error
-    logged = (f"{name} {value:.4g}" for name, value in entry.metrics.items())
-    return ", ".join([entry.dropped, *logged] if entry.dropped else logged)
+    metrics = logged(entry.metrics)
+    return ", ".join([entry.dropped, *metrics] if entry.dropped else metrics)

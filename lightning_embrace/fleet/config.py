@@ -10,13 +10,9 @@ from pathlib import Path
 import torch
 
 from lightning_embrace.fleet.policy import POLICIES
-from lightning_embrace.hydra.sizes import parse_bytes
-from lightning_embrace.memory import UNKNOWN, available_bytes
+from lightning_embrace.hydra.sizes import HOST_SHARE, parse_bytes, usable_bytes
 
 _OWNER = "HydraFleet"
-#: of what this process may use, for all live tasks together, where nothing was said
-_HOST_SHARE = 0.5
-_UNKNOWN_HOST = 4 << 30
 
 
 @dataclass(frozen=True)
@@ -131,10 +127,7 @@ class FleetConfig:
         """
         live = min(tasks, self.max_live or 2 * self.devices)
         each = math.ceil(live / self.devices)
-        host = self.host_memory
-        if host is None:
-            available = available_bytes()
-            host = _UNKNOWN_HOST if available == UNKNOWN else int(available * _HOST_SHARE)
+        host = self.host_memory or int(usable_bytes() * HOST_SHARE)
         return Shares(
             tuple(None if self.movable else self.names[n % self.devices] for n in range(live)),
             max(1, self.memory // each),

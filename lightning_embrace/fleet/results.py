@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
@@ -19,9 +19,17 @@ def render_results(results: Sequence[TaskResult]) -> Table:
     for name in ("task", "", "logged last"):
         table.add_column(name, overflow="fold")
     for result in results:
-        logged = ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
-        table.add_row(result.name, _outcome(result), logged)
+        table.add_row(result.name, _outcome(result), ", ".join(logged(result.metrics)))
     return table
+
+
+def logged(metrics: Mapping[str, float]) -> list[str]:
+    """Metrics as people are shown them, wherever that is.
+
+    Args:
+        metrics: By name.
+    """
+    return [f"{name} {value:.4g}" for name, value in metrics.items()]
 
 
 def _outcome(result: TaskResult) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import itertools
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from lightning_embrace.fleet.layout import task_name
 
 #: what a task consists of
 PARTS = ("model", "data", "trainer", "strategy")
@@ -42,8 +43,7 @@ def specs_of(common: Mapping[str, Any], tasks: Sequence[Any], grid: Mapping[str,
             for key, value in zip(grid, values):
                 _put(spec, key, value)
             parts = [str(given["name"])] if "name" in given else [f"task-{index}"] if len(tasks) > 1 or not grid else []
-            name = ",".join([*parts, *(f"{short[key]}={value}" for key, value in zip(grid, values))])
-            name = re.sub(r"[^A-Za-z0-9_=+,@. -]", "_", name)
+            name = task_name(",".join([*parts, *(f"{short[key]}={value}" for key, value in zip(grid, values))]))
             if name in found:
                 raise SpecError(f"tasks: two are named {name!r}. Give each another name.")
             found[name] = spec

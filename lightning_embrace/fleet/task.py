@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cloudpickle
 
+from lightning_embrace.fleet.layout import is_task_name, task_name
+
 #: of the Trainer; the fleet chooses them
 OWNED = ("strategy", "devices", "accelerator", "num_nodes")
 #: of HydraStrategy; the same
 OWNED_STRATEGY = ("device_memory", "host_memory", "disk", "accelerator", "parallel_devices")
-_NAME = re.compile(r"[A-Za-z0-9_=+,@-][A-Za-z0-9_=+,@. -]*")
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def grid(make: Callable[..., Task], **values: Iterable[Any]) -> list[Task]:
         arguments = dict(zip(values, chosen))
         task = make(**arguments)
         name = ",".join(f"{key}={value}" for key, value in arguments.items())
-        tasks.append(task if task.name is not None else replace(task, name=re.sub(r"[^A-Za-z0-9_=+,@. -]", "_", name)))
+        tasks.append(task if task.name is not None else replace(task, name=task_name(name)))
     return tasks
 
 
@@ -102,7 +102,7 @@ def named(tasks: Sequence[Task]) -> dict[str, Task]:
             raise ValueError(
                 f"HydraFleet: two tasks are named {name!r}, and each has a folder of its name. Give each another name."
             )
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
+        if not isinstance(name, str) or not is_task_name(name):
             raise ValueError(
                 f"HydraFleet: Task(name={name!r}) is no name of a folder. Write letters, digits and _=+,@.- and no dot"
                 " at the beginning."

@@ -12,16 +12,15 @@ from lightning_embrace.hydra.partition import trained_bytes
 from lightning_embrace.hydra.pilot import Pilot
 from lightning_embrace.hydra.plan import Budget, Planned, UnitCost, make_plan
 from lightning_embrace.hydra.session import Session
-from lightning_embrace.memory import UNKNOWN, available_bytes
+from lightning_embrace.hydra.sizes import HOST_SHARE, usable_bytes
 
 #: of what this process may use, where nothing was said
-_DEVICE_SHARE, _HOST_SHARE = 0.2, 0.5
+_DEVICE_SHARE = 0.2
 _GPU_SHARE = 0.9
 #: of the device, for activations that were not measured yet
 _UNMEASURED = 0.25
 #: of the device, for parameters outside of blocks, their gradients and optimizer states
 _GLUE = 0.25
-_GIB = 1 << 30
 
 
 def default_sizes(config: HydraConfig, device: torch.device) -> tuple[int, int]:
@@ -34,14 +33,12 @@ def default_sizes(config: HydraConfig, device: torch.device) -> tuple[int, int]:
     Returns:
         Bytes.
     """
-    available = available_bytes()
-    if available == UNKNOWN:
-        available = 8 * _GIB
+    usable = usable_bytes()
     if device.type == "cuda":
         ours = int(torch.cuda.mem_get_info(device)[0] * _GPU_SHARE)
     else:
-        ours = int(available * _DEVICE_SHARE)
-    return config.device_memory or ours, config.host_memory or int(available * _HOST_SHARE)
+        ours = int(usable * _DEVICE_SHARE)
+    return config.device_memory or ours, config.host_memory or int(usable * HOST_SHARE)
 
 
 def glue_room(device: int) -> int:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import re
 
+from lightning_embrace.memory import UNKNOWN, available_bytes
 from lightning_embrace.sizes import human_bytes
+
+#: of :func:`usable_bytes`, for what waits in host memory, where nothing was said
+HOST_SHARE = 0.5
+#: where the system does not say what there is
+_USUAL = 8 << 30
 
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
@@ -40,3 +46,9 @@ def parse_bytes(name: str, value: int | str, owner: str = "HydraStrategy") -> in
 def human(count: float) -> str:
     """``1234567`` → ``"1.18 MiB"``: in the units in which budgets are given."""
     return human_bytes(count, 1024, ("B", "KiB", "MiB", "GiB"))
+
+
+def usable_bytes() -> int:
+    """What this process may use of the machine's memory; 8 GiB where the system does not say."""
+    available = available_bytes()
+    return _USUAL if available == UNKNOWN else available

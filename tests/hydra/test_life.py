@@ -119,6 +119,9 @@ def test_the_budget_is_kept_and_used(tmp_path: Path, prefetch: bool, rows: int, 
         assert after[kind] - before[kind] == moved[kind] > 0
     assert sum(planned.plan.kept) in kept
     once = max(1, sum(planned.plan.kept))
+    keeping = planned.plan.kept if any(planned.plan.kept) else [False] * 5 + [True]
+    moving = zip(planned.plan.activations, keeping, planned.plan.places)
+    assert model.kept == sum(nbytes for nbytes, keeps, place in moving if keeps and place != "device") > 0
     assert model.runs[-1] - model.runs[-2] == 2 * 6 - once
     if prefetch:
         ahead = model.counts.get("foreseen", 0) + model.counts.get("there", 0)
