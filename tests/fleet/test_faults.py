@@ -68,7 +68,7 @@ def test_every_fault(tmp_path: Path) -> None:
 @pytest.mark.matrix
 def test_too_little_memory(tmp_path: Path) -> None:
     """Is the error of the task that is too large."""
-    tasks = [zoo.task(0), Task(partial(zoo.Wide, 96), zoo.task(1).loaders, zoo.task(1).trainer_kwargs, "wide")]
+    tasks = [zoo.task(0), Task(partial(zoo.Wide, 400), zoo.task(1).loaders, zoo.task(1).trainer_kwargs, "wide")]
     fleet = fleet_of(tasks, tmp_path / "fleet", memory="120KiB")
     good, wide = fleet.fit()
     assert good.error is None and wide.checkpoint_path is None
